@@ -33,7 +33,7 @@ fn main() -> Result<()> {
     let has_disk = std::env::args().any(|word| word == "--disk");
     let objects = std::env::args().skip(1).find_map(|word| word.parse().ok());
     let objects: u64 = objects.unwrap_or(5_000_000);
-    let offload = has_disk.then_some(OffloadRules { queue_max: 1, adopts_records: false });
+    let offload = has_disk.then_some(OffloadRules { queue_max: 1, ..OffloadRules::default() });
     let mut state = State::new(Rules { offload, ..Rules::default() }, 1);
     state.register(NOW, CLIENT, "host:1")?;
     let segment = SegmentSpec {

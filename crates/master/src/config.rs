@@ -148,6 +148,12 @@ pub struct MasterConfig {
     pub promotion_hits_min: u8,
     /// Maximum number of objects that wait to be brought back.
     pub promotion_queue_max: usize,
+    /// Whether objects are written to disks when they are evicted, and not when they are put.
+    pub offloads_on_eviction: bool,
+    /// Whether eviction drops objects for which too many others wait.
+    pub offload_drops_when_full: bool,
+    /// The share of `offload_queue_max` that may wait because of eviction.
+    pub offload_cap_ratio: f64,
     /// Whether records that no object is known for become objects.
     pub adopts_disk_records: bool,
     /// Time for which the objects on a disk that nobody has open are kept, hidden.
@@ -225,6 +231,9 @@ impl Default for MasterConfig {
             promotes_on_hit: false,
             promotion_hits_min: 2,
             promotion_queue_max: 50_000,
+            offloads_on_eviction: false,
+            offload_drops_when_full: false,
+            offload_cap_ratio: 0.5,
             adopts_disk_records: false,
             disk_away_ttl: Rules::default().disk_away_ttl,
             allocation: AllocationStrategy::Random,
@@ -300,6 +309,10 @@ impl MasterConfig {
         if self.promotion_hits_min == 0 {
             return Err(Error::invalid("the threshold is not between 1 and 255")
                 .with("option", "promotion_admission_threshold"));
+        }
+        if !(0.0..=1.0).contains(&self.offload_cap_ratio) {
+            return Err(Error::invalid("the ratio is not between 0 and 1")
+                .with("option", "offload_cap_ratio"));
         }
         if self.is_multi_tenant && self.tenant_policy.is_empty() {
             return Err(Error::invalid("multi-tenancy needs a quota file")
@@ -380,6 +393,9 @@ impl MasterConfig {
             offload: self.has_offload.then_some(OffloadRules {
                 queue_max: self.offload_queue_max,
                 adopts_records: self.adopts_disk_records,
+                is_on_eviction: self.offloads_on_eviction,
+                drops_when_full: self.offload_drops_when_full,
+                moves_max: (self.offload_queue_max as f64 * self.offload_cap_ratio).ceil() as usize,
             }),
             promotion: PromotionRules {
                 queue_max: self.promotion_queue_max,
@@ -397,6 +413,9 @@ impl MasterConfig {
         let mut warnings: Vec<String> = unsupported::ineffective(&self.unsupported)
             .map(|(name, value)| format!("--{name}={value} is accepted but has no effect yet"))
             .collect();
+        if self.offloads_on_eviction && !self.has_offload {
+            warnings.push("--offload_on_evict has no effect without --enable_offload".to_owned());
+        }
         if self.is_metadata_cleaned && !self.has_metadata {
             warnings.push(
                 "--enable_metadata_cleanup_on_timeout has no effect without \

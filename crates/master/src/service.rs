@@ -11,6 +11,7 @@ mod client_log;
 mod clients;
 pub mod connection;
 pub mod dedicated_thread;
+mod disk_progress;
 mod disks;
 mod durability;
 mod encoding;

@@ -31,7 +31,7 @@ use rustc_hash::FxHashMap;
 pub use self::{
     calls::{
         answers::{Answers, Begun, CallItem},
-        disks::{DiskCalls, Offload, Offloaded, OwnDisk, RecordName, disk_of},
+        disks::{DiskCalls, Offload, Offloaded, OwnDisk, RecordName, disk_of, disk_progress},
         put::{Put, PutCalls, PutProgress, PutRef, PutStep, Started, UnfinishedPut},
         query::{Listing, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
         reclaim::Pending,
@@ -84,8 +84,8 @@ use crate::state::{
         order::EvictionQueue, pins::Pins, released::ReleasedObjects, tenant::Tenants,
     },
     inventory::{
-        Inventory, ahead::Ahead, clients::Clients, disks::Offloads, promotions::Promotions,
-        recovery::Recovery, sweep::Sweeps,
+        Inventory, ahead::Ahead, clients::Clients, moves::MovedAhead, offloads::Offloads,
+        promotions::Promotions, recovery::Recovery, sweep::Sweeps,
     },
     ledger::{counters::Counters, max_granted::MaxGranted},
     pool::Pool,
@@ -174,6 +174,7 @@ impl State {
                 sweeps: Sweeps::default(),
                 offloads: Offloads::default(),
                 promotions: Promotions::default(),
+                moved_ahead: MovedAhead::default(),
                 ahead: Ahead::default(),
                 is_evicting: false,
                 // 47 bits leave room to count up, and for the ordinal of a replica beside the

@@ -182,7 +182,8 @@ fn quotas(service: &Service) -> Value {
     let row = |quota: crate::state::TenantQuota| {
         json!({
             "tenant": quota.tenant.as_str(), "requested": quota.requested,
-            "effective": quota.effective, "charged": quota.charged, "refused": quota.refused,
+            "effective": quota.effective, "charged": quota.charged, "on_disk": quota.on_disk,
+            "refused": quota.refused,
         })
     };
     service.quotas().into_iter().take(ROWS_MAX).map(row).collect()

@@ -253,12 +253,18 @@ pub const OPTIONS: &[Spec] = &[
         |c, t| read_bool(t).map(|on| c.adopts_disk_records = on), |c| c.adopts_disk_records.to_string()),
     value("disk_away_ttl", "Seconds for which objects on a disk that no process has open are kept, and hidden.",
         |c, t| read_seconds(t).map(|d| c.disk_away_ttl = d), |c| c.disk_away_ttl.as_secs().to_string()),
-    unsupported!("offload_on_evict", "false", "Offload at eviction instead of after the put.", switch),
-    unsupported!("offload_force_evict", "false", "Drop of objects beyond the limit of one offload round.", switch),
+    switch("offload_on_evict", "Writes objects to disks when their memory is needed, and not when they are put: the put that needs \
+         the memory waits until a disk has them. Needs --enable_offload.",
+        |c, t| read_bool(t).map(|on| c.offloads_on_eviction = on), |c| c.offloads_on_eviction.to_string()),
+    switch("offload_force_evict", "With --offload_on_evict, drops objects while too many others wait for disks. Off: the puts that \
+         need their memory wait for a disk, and fail if that takes too long.",
+        |c, t| read_bool(t).map(|on| c.offload_drops_when_full = on), |c| c.offload_drops_when_full.to_string()),
     value("offloading_queue_limit", "Maximum number of objects that wait to be written to disks, 1 to 100000000; more stay in \
          memory only.",
         |c, t| read_number(t).map(|n| c.offload_queue_max = n), |c| c.offload_queue_max.to_string()),
-    unsupported!("offload_cap_ratio", "0.5", "Share of --offloading_queue_limit that one round may offload.", f64),
+    value("offload_cap_ratio", "The share of --offloading_queue_limit that may wait because of eviction, 0 to 1; with 0, eviction \
+         drops objects.",
+        |c, t| read_number(t).map(|n| c.offload_cap_ratio = n), |c| c.offload_cap_ratio.to_string()),
     switch("promotion_on_hit", "Brings objects that only a disk has back into memory when they are read. Without it only \
          probes that ask for it and copies do.",
         |c, t| read_bool(t).map(|on| c.promotes_on_hit = on), |c| c.promotes_on_hit.to_string()),

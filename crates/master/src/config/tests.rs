@@ -3,6 +3,7 @@
 use std::fs;
 
 use super::*;
+use crate::state::OffloadRules;
 
 fn parse(line: &str) -> Result<MasterConfig> {
     match from_arguments(line.split_whitespace().map(str::to_owned).collect())? {
@@ -122,6 +123,7 @@ fn invalid_value_error_names_option() {
         ("--enable_oplog", "enable_oplog"),
         ("--root_fs_dir=/mnt/shared", "--enable_offload"),
         ("--offload_cap_ratio=2", "offload_cap_ratio"),
+        ("--offload_cap_ratio=nan", "offload_cap_ratio"),
         ("--offloading_queue_limit=0", "offloading_queue_limit"),
         ("--promotion_admission_threshold=0", "promotion_admission_threshold"),
         ("--promotion_admission_threshold=256", "promotion_admission_threshold"),
@@ -137,6 +139,23 @@ fn invalid_value_error_names_option() {
 }
 
 #[test]
+fn options_of_disks_become_rules() {
+    assert_eq!(parse("--offload_on_evict").unwrap().rules().offload, None);
+    let line = "--enable_offload --offload_on_evict --offload_force_evict \
+        --offloading_queue_limit=10 --offload_cap_ratio=0.25";
+    let expected = OffloadRules {
+        queue_max: 10,
+        adopts_records: false,
+        is_on_eviction: true,
+        drops_when_full: true,
+        moves_max: 3,
+    };
+    assert_eq!(parse(line).unwrap().rules().offload, Some(expected));
+    let written = parse("--enable_offload").unwrap().rules().offload;
+    assert_eq!(written, Some(OffloadRules::default()));
+}
+
+#[test]
 fn warns_only_about_ineffective_options() {
     let check = |line: &str, expected: &[&str]| {
         let warnings = parse(line).unwrap().warnings();
@@ -147,7 +166,8 @@ fn warns_only_about_ineffective_options() {
     };
     check("", &[]);
     check("--noenable_offload --logtostderr --v=1 --memory_allocator=cachelib", &[]);
-    check("--offload_on_evict --enable_offload", &["--offload_on_evict=true"]);
+    check("--offload_on_evict --enable_offload --offload_force_evict", &[]);
+    check("--offload_on_evict", &["--enable_offload"]);
     check("--snapshot_interval_seconds=5", &[]);
     check("--enable_snapshot --snapshot_interval_seconds=5", &["enable_snapshot", "interval"]);
     check("--dynamic_replication_mode=enforce", &["dynamic_replication_mode=enforce"]);

@@ -63,7 +63,7 @@ pub(super) fn check(given: &BTreeMap<&'static str, String>) -> Result<()> {
             "the operation log needs --enable_ha, which is not supported",
         );
     }
-    for name in ["nof_eviction_ratio", "nof_eviction_high_watermark_ratio", "offload_cap_ratio"] {
+    for name in ["nof_eviction_ratio", "nof_eviction_high_watermark_ratio"] {
         if number(name).is_some_and(|ratio| !(0.0..=1.0).contains(&ratio)) {
             return refuse(name, "the ratio is not between 0 and 1");
         }

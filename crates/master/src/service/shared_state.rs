@@ -16,6 +16,7 @@ use tokio::sync::Notify;
 
 use super::{
     SLICE_ITEMS, STEPS_PER_SLICE, check_name,
+    disk_progress::DiskProgress,
     op_metrics::OpMetrics,
     state_guard::{self, StateGuard},
 };
@@ -39,6 +40,8 @@ pub(super) struct SharedState {
     op_metrics: OpMetrics,
     /// Notified when objects wait for a disk.
     offload_signal: Notify,
+    /// What puts wait for that wait for disks.
+    disk_progress: DiskProgress,
     /// How often the state was locked.
     #[cfg(test)]
     locks: std::sync::atomic::AtomicU64,
@@ -58,6 +61,7 @@ impl SharedState {
             events: OnceLock::new(),
             op_metrics: OpMetrics::default(),
             offload_signal: Notify::new(),
+            disk_progress: DiskProgress::default(),
             #[cfg(test)]
             locks: Default::default(),
         }
@@ -79,7 +83,13 @@ impl SharedState {
             state.confirm_synced(journal.synced_position());
             state.confirm_durable(journal.durable_position());
         }
-        StateGuard::new(state, events, journal, &self.fatal, &self.offload_signal)
+        let signals = (&self.offload_signal, &self.disk_progress);
+        StateGuard::new(state, events, journal, &self.fatal, signals)
+    }
+
+    /// Returns what puts wait for that wait for disks.
+    pub(super) fn disk_progress(&self) -> &DiskProgress {
+        &self.disk_progress
     }
 
     /// Returns what is notified when objects wait for a disk.

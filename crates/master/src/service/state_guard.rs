@@ -11,7 +11,13 @@ use mooncake_base::Error;
 use mooncake_base::sync::MutexGuard;
 use tokio::sync::Notify;
 
-use crate::{events::Events, fatal::FatalError, journal::Journal, state::State};
+use super::disk_progress::DiskProgress;
+use crate::{
+    events::Events,
+    fatal::FatalError,
+    journal::Journal,
+    state::{State, disk_progress},
+};
 
 /// Log positions of the calls on a thread.
 #[derive(Debug, Clone, Copy, Default)]
@@ -52,6 +58,7 @@ pub(super) struct StateGuard<'a> {
     journal: Option<&'a Journal>,
     fatal: &'a FatalError,
     offload_signal: &'a Notify,
+    disk_progress: &'a DiskProgress,
     /// Whether the thread was panicking when it locked the state.
     was_panicking: bool,
 }
@@ -64,10 +71,18 @@ impl<'a> StateGuard<'a> {
         events: Option<&'a Arc<Events>>,
         journal: Option<&'a Journal>,
         fatal: &'a FatalError,
-        offload_signal: &'a Notify,
+        (offload_signal, disk_progress): (&'a Notify, &'a DiskProgress),
     ) -> Self {
         let was_panicking = std::thread::panicking();
-        Self { state: Some(state), events, journal, fatal, offload_signal, was_panicking }
+        Self {
+            state: Some(state),
+            events,
+            journal,
+            fatal,
+            offload_signal,
+            disk_progress,
+            was_panicking,
+        }
     }
 
     /// Unlocks the state and hands the lock to a waiting thread, if there is one.
@@ -79,6 +94,9 @@ impl<'a> StateGuard<'a> {
     }
 
     fn flush(&mut self) {
+        if let Some(state) = &self.state {
+            self.disk_progress.publish(disk_progress(state));
+        }
         if self.state.as_mut().is_some_and(|state| state.log_mut().take_offload_signal()) {
             self.offload_signal.notify_waiters();
         }

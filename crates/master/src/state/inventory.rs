@@ -14,7 +14,9 @@ pub(in crate::state) mod eviction;
 pub(in crate::state) mod expiry;
 pub(in crate::state) mod lifecycle;
 pub(in crate::state) mod memory_use;
+pub(in crate::state) mod moves;
 pub(in crate::state) mod new_copies;
+pub(in crate::state) mod offloads;
 pub(in crate::state) mod pins;
 pub(in crate::state) mod promotion_candidates;
 pub(in crate::state) mod promotions;
@@ -31,8 +33,8 @@ use mooncake_base::Moment;
 use crate::state::{
     catalog::Catalog,
     inventory::{
-        ahead::Ahead, clients::Clients, disks::Offloads, promotions::Promotions,
-        recovery::Recovery, sweep::Sweeps,
+        ahead::Ahead, clients::Clients, moves::MovedAhead, offloads::Offloads,
+        promotions::Promotions, recovery::Recovery, sweep::Sweeps,
     },
     ledger::{Log, max_granted::MaxGranted},
     pool::Pool,
@@ -52,6 +54,7 @@ pub(crate) struct Inventory {
     pub(in crate::state) sweeps: Sweeps,
     pub(in crate::state) offloads: Offloads,
     pub(in crate::state) promotions: Promotions,
+    pub(in crate::state) moved_ahead: MovedAhead,
     pub(in crate::state) ahead: Ahead,
     /// Eviction ahead of need has started and has not reached its goal.
     pub(in crate::state) is_evicting: bool,

@@ -37,9 +37,14 @@ impl From<Moment> for Timestamp {
 /// Uses within this share of a lease, as a power of two, count once.
 const SLOT_SHARE: u32 = 4;
 
+/// Bit of the end of a lease, which is even otherwise: an address was given away under this lease that
+/// is read without a fence, so that the lease keeps the memory, too.
+const HAS_ADDRESS: u64 = 1;
+
 /// End of the lease of an object and of the fence of its memory.
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::state) struct LeaseAndFence {
+    /// With the bit [`HAS_ADDRESS`].
     lease: Timestamp,
     fence: Timestamp,
 }
@@ -47,13 +52,23 @@ pub(in crate::state) struct LeaseAndFence {
 impl LeaseAndFence {
     /// Extends the lease; never shortens it.
     pub(in crate::state) fn extend_lease(&mut self, until: Moment) {
-        self.lease = self.lease.max(until.into());
+        let end = Timestamp::from(until).0.saturating_add(1) & !HAS_ADDRESS;
+        self.lease.0 = self.lease.0.max(end) | (self.lease.0 & HAS_ADDRESS);
+    }
+
+    /// Records that an address of the memory was given away that is valid until the lease ends,
+    /// extended or not.
+    pub(in crate::state) fn give_address(&mut self) {
+        self.lease.0 |= HAS_ADDRESS;
     }
 
     /// Extends the lease from `now` by `ttl`. Returns `false` if the last use was in the same slot
     /// of time; a slot is at most a sixteenth of a lease.
     pub(in crate::state) fn renew_lease(&mut self, now: Moment, ttl: Duration) -> bool {
         let before = self.lease.0;
+        if !self.is_leased(now) {
+            self.lease.0 &= !HAS_ADDRESS;
+        }
         self.extend_lease(now + ttl);
         let ttl = u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX);
         let slot_bits = ttl.checked_ilog2().and_then(|bits| bits.checked_sub(SLOT_SHARE));
@@ -87,7 +102,7 @@ impl LeaseAndFence {
     }
 
     pub(in crate::state) fn is_leased(&self, now: Moment) -> bool {
-        self.lease > now.into()
+        self.lease() > now.into()
     }
 
     /// Returns the end of the last fence.
@@ -97,11 +112,24 @@ impl LeaseAndFence {
 
     /// Returns when the object may be evicted and its memory reused at once.
     pub(in crate::state) fn protected_until(&self) -> Timestamp {
-        self.lease.max(self.fence)
+        self.lease().max(self.fence)
+    }
+
+    /// Returns when the memory may be given away if the object is kept elsewhere.
+    pub(in crate::state) fn memory_until(&self) -> Timestamp {
+        match self.lease.0 & HAS_ADDRESS {
+            0 => self.fence,
+            _ => self.protected_until(),
+        }
+    }
+
+    /// Returns the end of the lease.
+    pub(in crate::state) fn lease(&self) -> Timestamp {
+        Timestamp(self.lease.0 & !HAS_ADDRESS)
     }
 
     pub(in crate::state) fn lease_left(&self, now: Moment) -> Duration {
-        self.lease.left(now)
+        self.lease().left(now)
     }
 }
 
@@ -123,6 +151,23 @@ mod tests {
             (protection.fence(), protection.protected_until()),
             (Timestamp::default(), at(10).into())
         );
+    }
+
+    #[test]
+    fn lease_keeps_memory_only_for_given_addresses() {
+        let at = |seconds| Moment::from_boot(Duration::from_secs(seconds));
+        let ttl = Duration::from_secs(10);
+        let mut protection = LeaseAndFence::default();
+        protection.renew_lease(at(0), ttl);
+        protection.extend_fence(at(2));
+        assert_eq!(protection.memory_until(), at(2).into());
+        protection.give_address();
+        assert!(protection.memory_until() >= at(10).into());
+        protection.renew_lease(at(5), ttl);
+        assert!(protection.memory_until() >= at(15).into(), "extended with the lease");
+        protection.renew_lease(at(20), ttl);
+        assert_eq!(protection.memory_until(), at(2).into(), "a new lease");
+        assert!(protection.is_leased(at(29)));
     }
 
     #[test]

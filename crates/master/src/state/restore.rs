@@ -298,6 +298,8 @@ impl Restoration {
     fn restore_object(&mut self, state: &mut State, slot: ObjectSlot, extras: LoggedExtras) {
         let object = state.inventory.catalog.objects.at_mut(slot);
         object.protection.extend_lease(self.lease);
+        // The earlier master may have given its address away.
+        object.protection.give_address();
         object.protection.extend_fence(self.fence);
         let (tenant, bytes) = (object.tenant, object.bytes());
         if !extras.group.is_empty() {

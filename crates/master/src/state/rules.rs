@@ -82,6 +82,25 @@ pub struct OffloadRules {
     pub queue_max: usize,
     /// Whether records that no object is known for become objects.
     pub adopts_records: bool,
+    /// Whether objects are written when they are evicted, and not when they are put.
+    pub is_on_eviction: bool,
+    /// Whether eviction drops objects for which too many others wait. Otherwise the puts that need
+    /// their memory wait, too.
+    pub drops_when_full: bool,
+    /// Maximum number of objects that wait because of eviction.
+    pub moves_max: usize,
+}
+
+impl Default for OffloadRules {
+    fn default() -> Self {
+        Self {
+            queue_max: 50_000,
+            adopts_records: false,
+            is_on_eviction: false,
+            drops_when_full: false,
+            moves_max: 25_000,
+        }
+    }
 }
 
 /// How objects come back from disks to memory.

@@ -3,6 +3,7 @@
 mod annotations;
 mod disks;
 mod events;
+mod evicted_to_disk;
 mod groups;
 mod holds;
 mod model;

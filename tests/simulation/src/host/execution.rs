@@ -233,6 +233,8 @@ impl Simulator {
         let pause = match pending {
             None | Some(Pending::Yield) => Duration::from_micros(20 + self.random.below(300)),
             Some(Pending::Busy) => Duration::from_millis(1),
+            // Woken by the reports of disks, or after some time.
+            Some(Pending::Disks(_)) => Duration::from_micros(500 + self.random.below(20_000)),
             Some(Pending::Sync(_)) => {
                 let pause = Duration::from_millis(2);
                 self.after(pause, Event::SyncLog { is_periodic: false });

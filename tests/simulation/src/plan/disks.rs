@@ -80,6 +80,7 @@ impl Plan {
         self.rules.offload = Some(OffloadRules {
             queue_max: random.between(2, 60) as usize,
             adopts_records: random.happens(250),
+            ..OffloadRules::default()
         });
         if random.happens(250) {
             // Reports that arrive again after later ones.

@@ -119,6 +119,16 @@ fn disks(out: &mut Exposition, service: &Service, totals: &Totals) {
             c.offloads_failed,
         ),
         (
+            "evicted_without_disk_total",
+            "Objects that were evicted from a pool with disks and are on none.",
+            c.evicted_without_disk,
+        ),
+        (
+            "waits_for_disks_total",
+            "How often puts waited until disks had taken evicted objects over.",
+            c.waits_for_disks,
+        ),
+        (
             "lost_disk_copies_total",
             "Copies on disk that were dropped for others, or were damaged.",
             c.disk_copies_lost,

@@ -27,10 +27,18 @@ pub(super) fn add(out: &mut Exposition, service: &Service) {
         return;
     }
     let quotas = service.quotas();
-    let rows: [(&str, &str, &str, Part); 5] = [
+    let rows: [(&str, &str, &str, Part); 6] = [
         ("requested_bytes", "gauge", "Bytes granted by the quota file.", |quota| quota.requested),
         ("quota_bytes", "gauge", "Bytes that may be used now.", |quota| quota.effective),
-        ("used_bytes", "gauge", "Bytes in use, including unfinished puts.", |quota| quota.charged),
+        ("used_bytes", "gauge", "Bytes of memory in use, including unfinished puts.", |quota| {
+            quota.charged
+        }),
+        (
+            "disk_bytes",
+            "gauge",
+            "Bytes of copies on disk, which the quota does not limit.",
+            |quota| quota.on_disk,
+        ),
         ("refused_puts_total", "counter", "Puts refused for lack of quota.", |quota| quota.refused),
         (
             "evicted_bytes_total",

@@ -219,7 +219,11 @@ impl ObjectService {
             let started = match step {
                 Ok(PutStep::Started(started)) => Ok(started),
                 Ok(PutStep::Pending(pending)) if !call.is_late() => return Some(pending),
-                Ok(PutStep::Pending(pending)) => Err(late(pending)),
+                Ok(PutStep::Pending(pending)) => Err(state
+                    .puts()
+                    .pending_error(pending)
+                    .with("waited_ms", WAIT_MAX.as_millis())
+                    .with("retry_after_ms", RETRY_AFTER.as_millis())),
                 Err(error) => Err(error),
             };
             state.puts().cancel_put(std::mem::take(&mut call.progress));
@@ -247,6 +251,9 @@ impl ObjectService {
             (Pending::Sync(position), Some(journal)) => {
                 journal.wait_synced(position, deadline);
             }
+            (Pending::Disks(progress), _) => {
+                self.shared.disk_progress().wait(progress, deadline);
+            }
             (Pending::Busy | Pending::Sync(_), _) => std::thread::park_timeout(TURN_PAUSE),
         }
     }
@@ -256,14 +263,4 @@ impl PutStartCall {
     fn is_late(&self) -> bool {
         self.deadline.has_passed(SystemClock.now())
     }
-}
-
-fn late(pending: Pending) -> Error {
-    let why = match pending {
-        Pending::Sync(_) => "freed memory waits until the log is on disk; retry",
-        Pending::Yield | Pending::Busy => "memory is still being freed; retry",
-    };
-    Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why)
-        .with("waited_ms", WAIT_MAX.as_millis())
-        .with("retry_after_ms", RETRY_AFTER.as_millis())
 }

@@ -9,7 +9,7 @@ const DISK: &[u8] = &[3; 16];
 
 /// Returns a service with one client that has mounted a segment and a disk.
 fn with_disk() -> (Service, ClientId) {
-    let offload = Some(OffloadRules { queue_max: 10, adopts_records: false });
+    let offload = Some(OffloadRules { queue_max: 10, ..OffloadRules::default() });
     let service = Service::new(Rules { offload, ..Rules::default() }, SystemClock::shared());
     let id = lend(&service);
     let disk = v1::Segment {

@@ -72,7 +72,13 @@ impl Fuzzer {
 
     fn start(&mut self) {
         let opened = Journal::open(Directory::on(self.disk.clone()), self.log_sync).unwrap();
-        let offload = OffloadRules { queue_max: 50, adopts_records: self.one_in(2) };
+        let offload = OffloadRules {
+            queue_max: 50,
+            adopts_records: self.one_in(2),
+            is_on_eviction: self.one_in(2),
+            drops_when_full: self.one_in(2),
+            moves_max: 10,
+        };
         let rules = Rules {
             is_multi_tenant: self.one_in(3),
             offload: (!self.one_in(4)).then_some(offload),

@@ -12,8 +12,8 @@ use crate::state::{
     catalog::object::Flags,
     ids::{DiskSlot, ObjectSlot, Slot},
     inventory::{
-        Inventory,
-        disks::{self, TRIES_MAX, WaitingObject},
+        Inventory, disks, moves,
+        offloads::{TRIES_MAX, WaitingObject},
         read,
     },
     ledger::{effect::Effect, objects::logged_object},
@@ -27,6 +27,9 @@ use crate::state::{
 /// The shortest fence under which an owner reads an object that it takes over: it reads and writes many
 /// at once.
 const FENCE_MIN: Duration = Duration::from_secs(2);
+
+/// Bytes that are handed over at once while puts wait for the report, unless one object is larger.
+const URGENT_BYTES: u64 = 16 << 20;
 
 /// Objects that one slice of a confirmation looks at.
 const CONFIRM_SLICE: u32 = 65_536;
@@ -136,6 +139,8 @@ impl DiskCalls<'_> {
             }
         };
         self.inventory.pool.disks.at_mut(slot).used = used;
+        self.inventory.offloads.forget_owner(slot);
+        self.inventory.catalog.queue.examine_parked_early();
         if reports_all {
             self.inventory.offloads.begin_naming(slot);
         }
@@ -242,6 +247,10 @@ impl DiskCalls<'_> {
                 false => DiskPresence::Present,
             };
             self.inventory.pool.disks.set_presence(slot, presence);
+            self.inventory.offloads.record_progress();
+            if !is_suspect {
+                self.inventory.catalog.queue.examine_parked_early();
+            }
         }
     }
 }
@@ -276,6 +285,11 @@ impl DiskCalls<'_> {
         if is_idle || read::grantable_fence(self.inventory, now, FENCE_MIN).is_zero() {
             return Offloaded::default();
         }
+        let bytes = match self.inventory.offloads.is_next_urgent(disk) {
+            // Puts wait for the report of these.
+            true => bytes.min(URGENT_BYTES),
+            false => bytes,
+        };
         let mut taken = Vec::new();
         let mut sum = 0_u64;
         while taken.len() < limit && (sum < bytes || taken.is_empty()) {
@@ -286,10 +300,14 @@ impl DiskCalls<'_> {
                 object.is_complete()
                     && object.version == waiting.version
                     && self.inventory.pool.readable_copies(&object.replicas).next().is_some()
+                    && !self.inventory.offloads.is_taken(slot, waiting.version)
             });
             if is_meant && self.inventory.disk_copy(slot).is_none() {
                 sum += self.inventory.catalog.objects.at(slot).length;
                 taken.push(waiting);
+                self.inventory.offloads.record_taken(disk, waiting, None);
+            } else if !is_meant && !self.inventory.offloads.is_taken(slot, waiting.version) {
+                self.inventory.offloads.end_move(slot);
             }
         }
         if taken.is_empty() {
@@ -315,6 +333,7 @@ impl DiskCalls<'_> {
                 ),
             });
         }
+        self.inventory.offloads.expect_report(now, disk, sum);
         Offloaded { objects, fence }
     }
 }
@@ -395,7 +414,14 @@ impl OwnDisk<'_> {
         self.end_taken(object, record.version);
         self.inventory.log.counters.offloads_done += 1;
         self.inventory.log.counters.offloaded_bytes += length;
+        self.inventory.offloads.record_written(self.slot);
+        let is_wanted = self.inventory.offloads.moves_to(object).is_some();
+        self.inventory.offloads.end_move(object);
         disks::add_copy(self.inventory, object, self.slot);
+        if is_wanted {
+            self.inventory.offloads.record_report(now, self.slot);
+            moves::evict_moved(self.inventory, now, object);
+        }
         true
     }
 
@@ -412,13 +438,15 @@ impl OwnDisk<'_> {
     pub fn record_refused(&mut self, now: Moment, record: &RecordName<'_>) {
         let Some(object) = self.present_version(now, record) else { return };
         let tries = self.end_taken(object, record.version).unwrap_or(TRIES_MAX);
+        let version = record.version.0;
         if tries < TRIES_MAX {
-            let version = record.version.0;
-            self.inventory.offloads.push(self.slot, WaitingObject { object, version, tries });
+            self.inventory.offloads.repeat(self.slot, WaitingObject { object, version, tries });
             self.inventory.log.has_offloads = true;
         } else {
             self.inventory.log.counters.offloads_failed += 1;
+            self.inventory.offloads.give_up(now, self.slot, (object, version));
         }
+        self.inventory.offloads.record_report(now, self.slot);
     }
 
     /// Records that the owner has named every object that the disk has. Returns `false` if it did not
@@ -494,4 +522,9 @@ impl OwnDisk<'_> {
 /// Returns the disk of a [`DiskPlace`](crate::state::DiskPlace) of the last call.
 pub fn disk_of(state: &State, disk: DiskSlot) -> &DiskSpec {
     &state.inventory.pool.disks.at(disk).spec
+}
+
+/// Returns the number of changes so far that may let a put go on which waits for disks.
+pub fn disk_progress(state: &State) -> u64 {
+    state.inventory.offloads.progress()
 }

@@ -20,7 +20,7 @@ use crate::state::{
     },
     catalog::object::{NO_WRITE, REPLICAS_MAX},
     ids::{KeyHash, ObjectSlot, TenantIndex},
-    inventory::{Inventory, errors::other_version},
+    inventory::{Inventory, errors::other_version, quota::QuotaVerdict},
     lease::Timestamp,
     options::{PutOptions, RequestedPin, SoftPin, Terms, check_ttl},
     pool::{
@@ -224,8 +224,7 @@ impl PutCalls<'_> {
                 PutStep::Pending(Pending::Yield) => {}
                 PutStep::Pending(pending) => {
                     self.cancel_put(progress);
-                    let why = "freed memory waits until the log is on disk; retry";
-                    let error = Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why);
+                    let error = self.reclaimer().pending_error(pending);
                     return Err(error
                         .with("key", put.key)
                         .with("pending", format_args!("{pending:?}")));
@@ -250,6 +249,11 @@ impl PutCalls<'_> {
         let put_owner = self.put_owner(now, client, tenant)?;
         let hash = self.inventory.catalog.objects.hash(put_owner.tenant, put.key.as_bytes());
         self.put_step_hashed(now, &put_owner, hash, put, progress)
+    }
+
+    /// Builds the error of a put that is pending for too long.
+    pub fn pending_error(&mut self, pending: Pending) -> Error {
+        self.reclaimer().pending_error(pending)
     }
 
     /// Gives up a put that is pending.
@@ -369,8 +373,12 @@ impl PutCalls<'_> {
     ) -> Result<Allocation> {
         let replicas = put.options.replicas.min(REPLICAS_MAX);
         let growth = self.inventory.growth(put.length, replicas, existing);
-        if !self.inventory.admit(now, put_owner.tenant, growth, existing)? {
-            return Ok(Allocation::Pending(Pending::Yield));
+        match self.inventory.admit(now, put_owner.tenant, growth, existing)? {
+            QuotaVerdict::Granted => {}
+            QuotaVerdict::Later => return Ok(Allocation::Pending(Pending::Yield)),
+            QuotaVerdict::Disks(progress) => {
+                return Ok(Allocation::Pending(Pending::Disks(progress)));
+            }
         }
         let request = AllocRequest {
             length: put.length,

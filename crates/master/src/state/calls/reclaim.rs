@@ -17,7 +17,7 @@ use mooncake_base::{Moment, Result};
 
 pub(in crate::state) use self::search::{SearchId, Searches};
 use crate::state::{
-    inventory::Inventory,
+    inventory::{Inventory, moves},
     pool::{allocator::footprint, request::AllocRequest},
     replica::Replicas,
 };
@@ -34,6 +34,9 @@ pub enum Pending {
     Busy,
     /// The memory waits for the log: call again when it is on disk up to this position.
     Sync(u64),
+    /// The memory waits until disks have taken objects over: call again when their progress, of which
+    /// this was the last, goes on, or after some time.
+    Disks(u64),
 }
 
 /// The state of an allocation.
@@ -81,6 +84,7 @@ impl Reclaimer<'_> {
         }
         if replicas.len() < copies || search.is_some() {
             let found = self.search_copies(now, (need, copies), request, replicas, search);
+            moves::keep_moving_ahead(self.inventory, now);
             let Some(more) = found else { return Err(self.out_of_space_error(now, need, request)) };
             match more {
                 Allocation::Ready(found) => replicas = found,

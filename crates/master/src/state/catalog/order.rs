@@ -138,6 +138,8 @@ pub(in crate::state) struct EvictionQueue {
     /// Objects found leased or fenced, until their protection ends, so that none is examined twice
     /// without success: end, object, version.
     parked: BinaryHeap<Reverse<(Timestamp, ObjectSlot, u64)>>,
+    /// Parked objects that are examined before their time, since their protection may have ended.
+    early: Vec<Reverse<(Timestamp, ObjectSlot, u64)>>,
     /// Bytes of parked objects.
     pub(in crate::state) parked_bytes: u64,
     /// Start of the last call that looked up objects.
@@ -150,9 +152,33 @@ impl EvictionQueue {
             plain,
             soft: Lru::default(),
             parked: BinaryHeap::new(),
+            early: Vec::new(),
             parked_bytes: 0,
             batch_started: None,
         }
+    }
+
+    /// Lets all parked objects be examined again: a disk may take objects over that are only leased.
+    pub(in crate::state) fn examine_parked_early(&mut self) {
+        self.early.extend(std::mem::take(&mut self.parked));
+    }
+
+    /// Returns whether parked objects are left to be examined early.
+    pub(in crate::state) fn has_early(&self) -> bool {
+        !self.early.is_empty()
+    }
+
+    /// Takes a parked object to examine.
+    fn pop_parked(&mut self, now: Moment) -> Option<(ObjectSlot, u64)> {
+        if let Some(Reverse((_, slot, version))) = self.early.pop() {
+            return Some((slot, version));
+        }
+        let &Reverse((until, slot, version)) = self.parked.peek()?;
+        if until > now.into() {
+            return None;
+        }
+        self.parked.pop();
+        Some((slot, version))
     }
 
     /// Marks the start of a call that looks up objects: all keys of one call belong to one batch.
@@ -201,31 +227,34 @@ impl Catalog {
     }
 
     /// Returns parked objects whose protection has ended to the eviction order.
-    pub(in crate::state) fn unpark_due(&mut self, now: Moment) {
+    pub(in crate::state) fn unpark_due(&mut self, now: Moment, leases_keep_memory: bool) {
         for _ in 0..UNPARK_SLICE {
-            let Some(&Reverse((until, slot, version))) = self.queue.parked.peek() else { return };
-            if until > now.into() {
-                return;
-            }
-            self.queue.parked.pop();
+            let Some((slot, version)) = self.queue.pop_parked(now) else { return };
             let parked = self
                 .objects
                 .get(slot)
                 .filter(|object| object.version == version && object.flags.has(Flags::PARKED));
             let Some(object) = parked else { continue };
-            let end = object.protection.protected_until();
+            let end = match leases_keep_memory {
+                true => object.protection.protected_until(),
+                false => object.protection.memory_until(),
+            };
             if end > now.into() {
                 self.queue.parked.push(Reverse((end, slot, version)));
             } else {
-                let (was_used, is_soft) =
-                    (object.flags.has(Flags::USED), object.flags.has(Flags::SOFT_PINNED));
-                self.unpark(slot);
-                if was_used || is_soft {
-                    self.enqueue(slot);
-                } else {
-                    self.queue.plain.put_back(slot);
-                }
+                self.end_parking(slot);
             }
+        }
+    }
+
+    /// Returns a parked object to its place in the eviction order: the first, unless it was used.
+    pub(in crate::state) fn end_parking(&mut self, slot: ObjectSlot) {
+        let flags = self.objects.at(slot).flags;
+        self.unpark(slot);
+        if flags.has(Flags::USED) || flags.has(Flags::SOFT_PINNED) {
+            self.enqueue(slot);
+        } else {
+            self.queue.plain.put_back(slot);
         }
     }
 

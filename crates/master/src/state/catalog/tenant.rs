@@ -28,8 +28,10 @@ pub(in crate::state) struct Tenants {
 pub(in crate::state) struct TenantUsage {
     /// Bytes that the quota grants; 0 without a quota.
     pub(in crate::state) quota: u64,
-    /// Bytes of all replicas, unfinished puts included.
+    /// Bytes of all replicas in memory, unfinished puts included.
     pub(in crate::state) charged: u64,
+    /// Bytes of copies on disk, which no quota limits.
+    pub(in crate::state) on_disk: u64,
     /// Readable objects, least recently used first. Kept only where quotas are enforced.
     pub(in crate::state) order: IndexList<ObjectSlot>,
     pub(in crate::state) refused: u64,
@@ -46,8 +48,10 @@ pub struct TenantQuota {
     /// Bytes that the tenant may use now: its share where the pool is smaller than the sum of all
     /// quotas.
     pub effective: u64,
-    /// Bytes of its replicas, unfinished puts included.
+    /// Bytes of its replicas in memory, unfinished puts included.
     pub charged: u64,
+    /// Bytes of its copies on disk, which the quota does not limit.
+    pub on_disk: u64,
     /// Puts refused because the quota was used up.
     pub refused: u64,
     /// Bytes of its own objects that its puts evicted.
@@ -111,6 +115,15 @@ impl Tenants {
         }
     }
 
+    /// Returns the objects of a tenant, least recently used first. None where no quotas are enforced.
+    pub(in crate::state) fn least_recent(
+        &self,
+        tenant: TenantIndex,
+    ) -> impl Iterator<Item = ObjectSlot> {
+        let used = self.used.get(tenant.index());
+        used.into_iter().flat_map(|used| used.order.iter(&self.links))
+    }
+
     pub(in crate::state) fn usage(&mut self, tenant: TenantIndex) -> &mut TenantUsage {
         usage_at(&mut self.used, tenant)
     }
@@ -159,6 +172,7 @@ impl Tenants {
             requested: used.quota,
             effective: self.effective(used.quota, mounted_bytes),
             charged: used.charged,
+            on_disk: used.on_disk,
             refused: used.refused,
             evicted_bytes: used.evicted_bytes,
         }

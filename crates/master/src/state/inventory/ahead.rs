@@ -8,7 +8,7 @@ use mooncake_base::Moment;
 use crate::state::{
     catalog::order::EvictionPass,
     ids::ObjectSlot,
-    inventory::{Inventory, eviction::Verdict},
+    inventory::{Inventory, eviction::Verdict, moves},
 };
 
 /// Objects examined or evicted ahead of need at a time.
@@ -62,6 +62,13 @@ pub(in crate::state) struct Ahead {
     requested: Option<Moment>,
 }
 
+/// Objects that have to move down before they are evicted.
+#[derive(Debug, Default)]
+struct Moving {
+    objects: Vec<ObjectSlot>,
+    bytes: u64,
+}
+
 impl Ahead {
     /// Returns the largest target for a pool.
     fn limit(pool_bytes: u64) -> u64 {
@@ -89,27 +96,30 @@ impl Ahead {
 impl Inventory {
     /// Evicts ahead of need, a slice at a time. Returns when to continue.
     pub(in crate::state) fn evict_ahead(&mut self, now: Moment) -> Option<Moment> {
-        let watermark = self.rules.watermark?;
-        // Memory that waits for the log will be free without further eviction.
-        let used = self.pool.segments.used_bytes.saturating_sub(self.pool.unsynced.bytes);
-        let capacity = self.pool.segments.mounted_bytes as f64;
-        let low = (watermark.high - watermark.ratio) * capacity;
-        let limit = if self.is_evicting { low } else { watermark.high * capacity };
-        self.is_evicting = used as f64 > limit;
-        if !self.is_evicting {
-            return None;
-        }
-        let goal = self.log.counters.evicted_bytes + (used as f64 - low).ceil() as u64;
-        self.catalog.unpark_due(now);
-        let mut steps = AHEAD_SLICE;
-        while steps > 0 && self.log.counters.evicted_bytes < goal {
-            let is_any = self.evict_next(now, EvictionPass::Plain, None, &mut steps)
-                || self.evict_next(now, EvictionPass::Soft, None, &mut steps);
+        let excess = excess_ahead(self);
+        self.is_evicting = excess.is_some();
+        let excess = excess?;
+        let goal = self.log.counters.evicted_bytes + excess;
+        self.catalog.unpark_due(now, self.pool.disks.is_empty());
+        moves::move_excess(self, now, excess);
+        let (mut steps, mut moving) = (AHEAD_SLICE, Moving::default());
+        let mut next = now;
+        while steps > 0 && self.log.counters.evicted_bytes + moving.bytes < goal {
+            let is_any = self.evict_next(now, EvictionPass::Plain, &mut moving, &mut steps)
+                || self.evict_next(now, EvictionPass::Soft, &mut moving, &mut steps);
             if !is_any {
-                return Some(now + AHEAD_RETRY);
+                next = now + AHEAD_RETRY;
+                break;
             }
         }
-        Some(now)
+        if !moving.objects.is_empty() {
+            // They are evicted when their disks have them.
+            next = now + AHEAD_RETRY;
+        }
+        for object in moving.objects.into_iter().rev() {
+            self.catalog.put_back(object);
+        }
+        Some(next)
     }
 
     /// Takes the next object of an order and evicts it if that is allowed. Returns whether there
@@ -118,7 +128,7 @@ impl Inventory {
         &mut self,
         now: Moment,
         pass: EvictionPass,
-        spared: Option<ObjectSlot>,
+        moving: &mut Moving,
         steps: &mut usize,
     ) -> bool {
         *steps = steps.saturating_sub(1);
@@ -126,7 +136,12 @@ impl Inventory {
             return true;
         }
         let Some(object) = self.catalog.pop(pass) else { return false };
-        match self.classify(now, object, pass, spared, steps) {
+        match self.classify(now, object, pass, None, steps) {
+            Verdict::Move => {
+                moves::move_group_down(self, now, object);
+                moving.bytes += self.catalog.objects.at(object).bytes();
+                moving.objects.push(object);
+            }
             Verdict::Evict => {
                 self.evict_group(now, object);
             }
@@ -136,4 +151,15 @@ impl Inventory {
         }
         true
     }
+}
+
+/// Returns how many bytes are to be evicted ahead of need, if eviction has begun or should begin.
+pub(in crate::state) fn excess_ahead(inventory: &Inventory) -> Option<u64> {
+    let watermark = inventory.rules.watermark?;
+    // Memory that waits for the log will be free without further eviction.
+    let used = inventory.pool.segments.used_bytes.saturating_sub(inventory.pool.unsynced.bytes);
+    let capacity = inventory.pool.segments.mounted_bytes as f64;
+    let low = (watermark.high - watermark.ratio) * capacity;
+    let limit = if inventory.is_evicting { low } else { watermark.high * capacity };
+    (used as f64 > limit).then(|| (used as f64 - low).ceil() as u64)
 }

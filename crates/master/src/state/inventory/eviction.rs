@@ -1,23 +1,23 @@
 //! Eviction of an object with its group, and whether that is allowed.
 
-use std::time::Duration;
-
 use mooncake_base::Moment;
 
 use crate::state::{
     catalog::{group::GROUP_SLICE, object::Flags, order::EvictionPass},
     ids::ObjectSlot,
-    inventory::{Inventory, disks},
+    inventory::{
+        Inventory, disks,
+        moves::{self, MemoryHold},
+    },
     lease::Timestamp,
 };
-
-/// Wait before a group with a hard-pinned member is examined again.
-const GROUP_RETRY: Duration = Duration::from_secs(1);
 
 /// The decision about the next object of the order.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::state) enum Verdict {
     Evict,
+    /// May be evicted once disks have it and its group.
+    Move,
     /// Protected until then.
     Wait(Timestamp),
     /// Soft-pinned: evicted after all others.
@@ -50,13 +50,16 @@ impl Inventory {
         if flags.has(Flags::GROUPED) {
             return self.classify_group(now, object, pass, spared, steps);
         }
-        let end = self.protected_until(now, object);
         if spared == Some(object) {
-            Verdict::Skip
-        } else if end > now.into() {
+            return Verdict::Skip;
+        }
+        let hold = moves::memory_hold(self, now, object);
+        if let MemoryHold::Until(end) = hold {
             Verdict::Wait(end)
         } else if pass == EvictionPass::Plain && flags.has(Flags::SOFT_PINNED) {
             Verdict::Demote
+        } else if hold == MemoryHold::Move {
+            Verdict::Move
         } else {
             Verdict::Evict
         }
@@ -72,10 +75,11 @@ impl Inventory {
         steps: &mut usize,
     ) -> Verdict {
         // A group is not looked through while the member that kept it before still does.
-        let blocker =
-            self.catalog.groups.blocker(object).map(|member| self.protected_until(now, member));
-        if let Some(until) = blocker.filter(|&until| until > now.into()) {
-            return Verdict::Wait(until);
+        let blocker = self.catalog.groups.blocker(object);
+        if let Some(MemoryHold::Until(end)) =
+            blocker.map(|member| moves::memory_hold(self, now, member))
+        {
+            return Verdict::Wait(end);
         }
         let group = self.catalog.groups.index(object);
         if spared.is_some_and(|spared| self.catalog.groups.index(spared) == group) {
@@ -85,42 +89,34 @@ impl Inventory {
         let mut examined = self.catalog.groups.examined(object);
         // A small group is examined at once.
         let slice = (*steps).max(GROUP_SLICE);
-        let mut found = None;
+        let (mut found, mut first_to_move) = (None, None);
         for &member in members[examined..].iter().take(slice) {
-            let end = self.protected_until(now, member);
-            if end > now.into() {
-                found = Some((end, member));
-                break;
+            match moves::memory_hold(self, now, member) {
+                MemoryHold::Until(end) => {
+                    found = Some((end, member));
+                    break;
+                }
+                MemoryHold::Move => first_to_move = first_to_move.or(Some(examined)),
+                MemoryHold::None => {}
             }
             examined += 1;
             *steps = steps.saturating_sub(usize::from(member != object));
         }
         let is_whole = examined == members.len();
-        self.catalog.groups.set_examined(object, examined);
+        self.catalog.groups.set_examined(object, first_to_move.unwrap_or(examined));
         if let Some((end, blocker)) = found {
             self.catalog.groups.set_blocker(object, blocker);
             Verdict::Wait(end)
+        } else if pass == EvictionPass::Plain && self.catalog.groups.has_soft_pin(object) {
+            Verdict::Demote
+        } else if first_to_move.is_some() {
+            Verdict::Move
         } else if !is_whole {
             *steps = 0;
             Verdict::Unfinished
-        } else if pass == EvictionPass::Plain && self.catalog.groups.has_soft_pin(object) {
-            Verdict::Demote
         } else {
             Verdict::Evict
         }
-    }
-
-    /// Returns until when the object itself, apart from its group, may not be evicted.
-    pub(in crate::state) fn protected_until(&self, now: Moment, slot: ObjectSlot) -> Timestamp {
-        let object = self.catalog.objects.at(slot);
-        let mut end = object.protection.protected_until().max(self.catalog.copying_until(slot));
-        if self.is_unclaimed(slot) {
-            end = end.max(self.recovery.end().into());
-        }
-        if object.flags.has(Flags::HARD_PINNED) {
-            end = end.max((now + GROUP_RETRY).into());
-        }
-        end
     }
 
     /// Evicts an object and its group: the first members at once, and the others in further calls
@@ -160,6 +156,9 @@ impl Inventory {
             return disks::drop_memory(self, now, object);
         }
         self.log.counters.offloads_missed += u64::from(self.wants_offload(object));
+        if !self.pool.disks.is_empty() {
+            self.log.counters.evicted_without_disk += 1;
+        }
         let is_plain = !self.catalog.objects.at(object).flags.has(Flags::SOFT_PINNED);
         match self.catalog.released.position(object) {
             Some(position) => self.drop_released(now, object, position),

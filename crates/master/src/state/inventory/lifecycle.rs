@@ -79,6 +79,7 @@ impl Inventory {
         self.log.emit_removed(&self.catalog, slot);
         self.catalog.dequeue(slot);
         disks::forget_copy(self, slot);
+        self.offloads.forget_object(slot);
         self.catalog.released.remove(slot);
         let object = self.catalog.objects.at_mut(slot);
         let flags = object.flags;

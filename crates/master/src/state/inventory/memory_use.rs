@@ -6,7 +6,10 @@ use rustc_hash::FxHashMap;
 use crate::state::{
     catalog::{group::GroupIndex, object::Flags},
     ids::{ObjectSlot, SegmentSlot, Slot},
-    inventory::Inventory,
+    inventory::{
+        Inventory,
+        moves::{self, MemoryHold},
+    },
     pool::request::SegmentFilter,
 };
 
@@ -48,7 +51,7 @@ pub struct MemoryUse {
     pub soft_pinned: u64,
     /// Of the object to be replaced.
     pub replaced: u64,
-    /// Of objects that may be evicted.
+    /// Of objects that may be evicted, or could be once a disk has them.
     pub evictable: u64,
     /// Of unfinished puts and tasks.
     pub writing: u64,
@@ -149,9 +152,7 @@ impl Inventory {
     /// Returns the reason that keeps these objects from eviction, one of them at least.
     pub(in crate::state) fn blocker(&self, now: Moment, group: &[ObjectSlot]) -> Blocker {
         let is_leased = |&member: &ObjectSlot| {
-            let object = self.catalog.objects.at(member);
-            let end = object.protection.protected_until().max(self.catalog.copying_until(member));
-            end > now.into() || object.flags.has(Flags::HARD_PINNED) || self.is_unclaimed(member)
+            matches!(moves::memory_hold(self, now, member), MemoryHold::Until(_))
         };
         let is_soft =
             |&member: &ObjectSlot| self.catalog.objects.at(member).flags.has(Flags::SOFT_PINNED);

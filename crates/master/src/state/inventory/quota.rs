@@ -5,7 +5,7 @@ use mooncake_base::{Error, ErrorCode, Moment, Result, TenantId};
 use crate::state::{
     catalog::{object::NO_WRITE, order::EvictionPass, tenant::QUOTA_MAX},
     ids::{ObjectSlot, TenantIndex},
-    inventory::{Inventory, eviction::Verdict},
+    inventory::{Inventory, eviction::Verdict, moves},
     ledger::effect::Effect,
 };
 
@@ -14,6 +14,17 @@ const EVICTED_SLICE: usize = 512;
 
 /// Maximum number of protected objects that one put skips.
 const PASSED_MAX: usize = 1024;
+
+/// Whether a quota covers a put.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::state) enum QuotaVerdict {
+    Granted,
+    /// A slice of the tenant's objects was evicted: call again.
+    Later,
+    /// Disks have to take the tenant's next objects over first: call again when their progress, of
+    /// which this was the last, goes on.
+    Disks(u64),
+}
 
 impl Inventory {
     /// Sets the quota of a tenant in bytes.
@@ -48,11 +59,12 @@ impl Inventory {
     /// `TENANT_NOT_EMPTY` while it has objects or unfinished puts.
     pub(in crate::state) fn remove_quota(&mut self, tenant: &TenantId) -> Result<()> {
         let quota = self.catalog.tenants.quota(tenant, self.pool.segments.mounted_bytes)?;
-        if quota.charged > 0 {
+        if quota.charged > 0 || quota.on_disk > 0 {
             let why = "the tenant still owns objects";
             return Err(Error::new(ErrorCode::TENANT_NOT_EMPTY, why)
                 .with("tenant", tenant)
-                .with("charged", quota.charged));
+                .with("charged", quota.charged)
+                .with("on_disk", quota.on_disk));
         }
         if let Some(number) = self.catalog.tenants.numbers.remove(tenant) {
             let bytes = std::mem::take(&mut self.catalog.tenants.usage(number).quota);
@@ -79,25 +91,28 @@ impl Inventory {
     }
 
     /// Ensures that the quota covers `need` more bytes, evicting objects of the tenant but for
-    /// `spared`. Returns `false` if it evicted a slice of them and should be called again.
+    /// `spared`.
     pub(in crate::state) fn admit(
         &mut self,
         now: Moment,
         tenant: TenantIndex,
         need: u64,
         spared: Option<ObjectSlot>,
-    ) -> Result<bool> {
+    ) -> Result<QuotaVerdict> {
         if !self.catalog.tenants.is_enforced {
-            return Ok(true);
+            return Ok(QuotaVerdict::Granted);
         }
         let requested = self.catalog.tenants.usage(tenant).quota;
         let limit = self.catalog.tenants.effective(requested, self.pool.segments.mounted_bytes);
-        if need <= limit && !self.evict_own(now, tenant, limit - need, spared) {
-            return Ok(false);
+        if need <= limit {
+            match self.evict_own(now, tenant, limit - need, spared) {
+                QuotaVerdict::Granted => {}
+                later => return Ok(later),
+            }
         }
         let charged = self.catalog.tenants.usage(tenant).charged;
         if charged.saturating_add(need) <= limit {
-            return Ok(true);
+            return Ok(QuotaVerdict::Granted);
         }
         self.catalog.tenants.usage(tenant).refused += 1;
         let why = "the tenant's quota is used up, and none of its objects may be evicted";
@@ -107,15 +122,15 @@ impl Inventory {
             .with("quota", limit))
     }
 
-    /// Evicts objects of the tenant, least recently used first, down to `limit` bytes. Returns
-    /// `false` if a slice of them was evicted and more are left.
+    /// Evicts objects of the tenant, least recently used first, down to `limit` bytes or as far as
+    /// possible.
     fn evict_own(
         &mut self,
         now: Moment,
         tenant: TenantIndex,
         limit: u64,
         spared: Option<ObjectSlot>,
-    ) -> bool {
+    ) -> QuotaVerdict {
         let mut left = EVICTED_SLICE;
         let passes = [EvictionPass::Plain, EvictionPass::Soft];
         let passes = &passes[..1 + usize::from(self.rules.is_soft_pin_evictable)];
@@ -123,16 +138,21 @@ impl Inventory {
             let count = self.catalog.tenants.usage(tenant).order.count();
             for _ in 0..count.min(PASSED_MAX) {
                 if self.catalog.tenants.usage(tenant).charged <= limit {
-                    return true;
+                    return QuotaVerdict::Granted;
                 }
                 while let Some(object) = self.catalog.tenants.usage(tenant).order.first() {
                     if left == 0 {
-                        return false;
+                        return QuotaVerdict::Later;
                     }
                     // A skipped object goes to the end, so that the next put examines others.
                     let verdict = self.classify(now, object, pass, spared, &mut left);
-                    if matches!(verdict, Verdict::Unfinished) {
-                        return false;
+                    match verdict {
+                        Verdict::Unfinished => return QuotaVerdict::Later,
+                        Verdict::Move => {
+                            let wanted = self.catalog.tenants.usage(tenant).charged - limit;
+                            return QuotaVerdict::Disks(move_own(self, now, tenant, wanted));
+                        }
+                        _ => {}
                     }
                     if !matches!(verdict, Verdict::Evict) {
                         if self
@@ -150,11 +170,27 @@ impl Inventory {
                     let used = self.catalog.tenants.usage(tenant);
                     used.evicted_bytes += before - used.charged;
                     if used.charged <= limit {
-                        return true;
+                        return QuotaVerdict::Granted;
                     }
                 }
             }
         }
-        true
+        QuotaVerdict::Granted
     }
+}
+
+/// Lets objects of the tenant move down that are evicted next. Returns the progress of the disks
+/// to wait for.
+fn move_own(inventory: &mut Inventory, now: Moment, tenant: TenantIndex, wanted: u64) -> u64 {
+    let next: Vec<ObjectSlot> =
+        inventory.catalog.tenants.least_recent(tenant).take(EVICTED_SLICE).collect();
+    let mut bytes = 0;
+    for object in next {
+        if bytes >= wanted {
+            break;
+        }
+        moves::move_group_down(inventory, now, object);
+        bytes += inventory.catalog.objects.at(object).bytes();
+    }
+    moves::await_disks(inventory, now, 0)
 }

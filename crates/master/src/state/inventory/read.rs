@@ -222,6 +222,10 @@ impl Inventory {
     ) -> LocatedObject {
         if options.has_lease {
             self.extend_lease(now, slot);
+            if !options.has_fence {
+                // The caller reads the places without a fence.
+                self.catalog.objects.at_mut(slot).protection.give_address();
+            }
         } else {
             self.touch(now, slot);
         }

@@ -23,6 +23,10 @@ pub struct Counters {
     pub offloads_refused: u64,
     /// Objects that no disk could write.
     pub offloads_failed: u64,
+    /// Objects that were evicted without a copy on disk, although the pool had disks.
+    pub evicted_without_disk: u64,
+    /// How often puts waited until disks had taken evicted objects over.
+    pub waits_for_disks: u64,
     /// Copies on disk that were dropped for others, or were damaged.
     pub disk_copies_lost: u64,
     /// Records of an earlier master that became objects.

@@ -5,14 +5,14 @@ use mooncake_base::Version;
 use super::*;
 
 /// The disk of client A.
-const DISK: SegmentId = SegmentId::from_bits(77);
+pub(super) const DISK: SegmentId = SegmentId::from_bits(77);
 
 fn rules() -> Rules {
-    let offload = Some(OffloadRules { queue_max: 100, adopts_records: false });
+    let offload = Some(OffloadRules { queue_max: 100, ..OffloadRules::default() });
     Rules { offload, ..Rules::default() }
 }
 
-fn disk(incarnation: u64) -> DiskSpec {
+pub(super) fn disk(incarnation: u64) -> DiskSpec {
     DiskSpec {
         id: DISK,
         incarnation: Incarnation(incarnation),
@@ -31,17 +31,17 @@ fn pool() -> Pool {
 }
 
 impl Pool {
-    fn own_disk(&mut self) -> OwnDisk<'_> {
+    pub(super) fn own_disk(&mut self) -> OwnDisk<'_> {
         self.state.disks().own(A, DISK).unwrap()
     }
 
     /// Hands over what waits for the disk.
-    fn hand_over(&mut self) -> Vec<(Vec<u8>, u64)> {
+    pub(super) fn hand_over(&mut self) -> Vec<(Vec<u8>, u64)> {
         let fetched = self.state.disks().take_over(self.now, A, DISK, 100, u64::MAX).unwrap();
         fetched.objects.into_iter().map(|object| (object.key, object.version.0)).collect()
     }
 
-    fn report_record(
+    pub(super) fn report_record(
         &mut self,
         client: ClientId,
         key: &str,
@@ -53,7 +53,7 @@ impl Pool {
         self.state.disks().own(client, DISK).unwrap().record_added(self.now, &record)
     }
 
-    fn lose(&mut self, key: &str, version: Version, was_written: bool) {
+    pub(super) fn lose(&mut self, key: &str, version: Version, was_written: bool) {
         let tenant = self.tenant.clone();
         let record = RecordName { tenant: &tenant, key: key.as_bytes(), version, length: 0 };
         let mut disk = self.state.disks().own(A, DISK).unwrap();
@@ -64,7 +64,7 @@ impl Pool {
     }
 
     /// Puts an object of a MiB and writes it to the disk.
-    fn put_on_disk(&mut self, key: &str) -> Version {
+    pub(super) fn put_on_disk(&mut self, key: &str) -> Version {
         let version = self.put(key, MIB).unwrap().version;
         self.hand_over();
         assert!(self.report_record(A, key, version, MIB));
@@ -72,7 +72,7 @@ impl Pool {
     }
 
     /// Evicts everything that may be evicted, by puts that are removed again.
-    fn fill(&mut self) {
+    pub(super) fn fill(&mut self) {
         for number in 0..4 {
             self.put(&format!("filler{number}"), MIB).unwrap();
         }
@@ -81,14 +81,15 @@ impl Pool {
         }
     }
 
-    fn restart(&mut self) {
+    pub(super) fn restart(&mut self) {
+        let rules = self.state.rules().clone();
         let mut effects = Vec::new();
         let now = self.now;
         let mut cursor = self.state.begin_snapshot(now, &mut effects);
         while !self.state.snapshot_slice(&mut cursor, 100, &mut effects) {}
         let mut image = Image::default();
         image.replay(&effects).unwrap();
-        self.state = State::restore(rules(), 43, now, image, Duration::ZERO).0;
+        self.state = State::restore(rules, 43, now, image, Duration::ZERO).0;
         self.state.register(now, A, "host-a:1").unwrap();
         self.state.register(now, B, "host-b:1").unwrap();
         self.state.resume(A, &spec(A, 1, 1, 4)).unwrap();
@@ -271,7 +272,7 @@ fn owner_that_names_its_objects_anew_keeps_them() {
 #[test]
 fn unknown_records_are_adopted_only_on_request() {
     for adopts_records in [false, true] {
-        let offload = Some(OffloadRules { queue_max: 100, adopts_records });
+        let offload = Some(OffloadRules { adopts_records, ..OffloadRules::default() });
         let mut pool = Pool::with(Rules { offload, ..Rules::default() }, 4);
         pool.state.record_effects();
         pool.state.disks().mount(A, disk(1), 0, true).unwrap();
@@ -332,7 +333,7 @@ fn groups_on_disk_are_evicted_to_their_end() {
 
 #[test]
 fn full_queue_leaves_objects_in_memory() {
-    let offload = Some(OffloadRules { queue_max: 1, adopts_records: false });
+    let offload = Some(OffloadRules { queue_max: 1, ..OffloadRules::default() });
     let mut pool = Pool::with(Rules { offload, ..Rules::default() }, 4);
     pool.state.disks().mount(A, disk(1), 0, false).unwrap();
     pool.put("a", 10).unwrap();

@@ -2,7 +2,7 @@
 
 mod promotions;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use mooncake_base::Version;
 use proptest::prelude::*;
@@ -11,6 +11,7 @@ use super::*;
 use crate::state::{
     catalog::object::Flags,
     ids::{BlockId, Slot, TenantIndex},
+    replica::Replica,
     tests::recovery::Log,
 };
 
@@ -125,6 +126,8 @@ struct Model {
     fences: HashMap<(u64, u64, u64), Moment>,
     /// The end of the lease of each key, and the leased version.
     leases: BTreeMap<usize, (Moment, Version)>,
+    /// Keys of which the address was given away under the present lease.
+    addresses: BTreeSet<usize>,
     /// When keys expire, and in which version.
     expiries: BTreeMap<usize, (Moment, Version)>,
     /// Tasks handed to clients, and drain jobs created.
@@ -144,6 +147,8 @@ struct DiskModel {
     taken: Vec<(usize, Version, u64)>,
     /// Objects that the owner was told to bring into memory.
     promoted: Vec<promotions::Promoted>,
+    /// What was written since the directory was mounted.
+    written: BTreeSet<(usize, Version)>,
     /// The records. One that was removed or replaced stays.
     records: Vec<(usize, Version, u64)>,
 }
@@ -151,12 +156,23 @@ struct DiskModel {
 const DISK: SegmentId = SegmentId::from_bits(99);
 
 impl Model {
-    fn new(eviction: EvictionKind, allocation: AllocationStrategy) -> Self {
+    fn new(
+        eviction: EvictionKind,
+        allocation: AllocationStrategy,
+        is_on_eviction: bool,
+        drops_when_full: bool,
+    ) -> Self {
         let rules = Rules {
             eviction,
             allocation,
             is_multi_tenant: true,
-            offload: Some(OffloadRules { queue_max: 8, adopts_records: false }),
+            offload: Some(OffloadRules {
+                queue_max: 8,
+                adopts_records: false,
+                is_on_eviction,
+                drops_when_full,
+                moves_max: 4,
+            }),
             disk_away_ttl: Duration::from_secs(60),
             ..Rules::default()
         };
@@ -169,6 +185,7 @@ impl Model {
             started: Vec::new(),
             fences: HashMap::new(),
             leases: BTreeMap::new(),
+            addresses: BTreeSet::new(),
             expiries: BTreeMap::new(),
             work: Vec::new(),
             jobs: Vec::new(),
@@ -327,6 +344,7 @@ impl Model {
         if self.pool.state.disks().mount(CLIENTS[client], spec, 0, reports_all).is_ok() {
             self.disk.owner = client;
             self.disk.taken.clear();
+            self.disk.written.clear();
         }
     }
 
@@ -365,6 +383,7 @@ impl Model {
                     true => disk.record_refused(now, &record(&taken)),
                     false => {
                         self.disk.records.push(taken);
+                        self.disk.written.insert((taken.0, taken.1));
                         disk.record_added(now, &record(&taken));
                     }
                 }
@@ -392,6 +411,10 @@ impl Model {
                     true => while !disk.drop_unnamed(now, &mut next) {},
                     // Told one by one instead.
                     false => disk.record_lost(now, &record(&(loses, version, length))),
+                }
+                // The master knows from its report that it was there.
+                if self.disk.written.contains(&(loses, version)) {
+                    disk.record_lost(now, &record(&(loses, version, length)));
                 }
                 self.leases.remove(&loses);
             }
@@ -433,7 +456,9 @@ impl Model {
         let is_unreachable = self.is_unreachable(key);
         // A refusal shows the present use of the memory.
         self.pool.state.searches.refused = None;
+        let given = self.given_addresses();
         let started = self.pool.start_with(CLIENTS[client], KEYS[key], length, replaces, options);
+        assert_eq!(given, self.given_addresses(), "memory whose address was given away stays");
         let after = self.readable_version(key);
         assert_eq!(before, after, "what can be read stays until the put has ended");
         let started = match started {
@@ -448,6 +473,17 @@ impl Model {
             }
         }
         self.started.push((client, key, started));
+    }
+
+    /// The replicas in memory of leased objects of which the address was given away.
+    fn given_addresses(&self) -> Vec<(usize, Vec<Replica>)> {
+        let objects = &self.pool.state.inventory.catalog.objects;
+        let given = self.addresses.iter().filter(|&&key| self.lease_of(key).is_some());
+        let replicas = given.filter_map(|&key| {
+            let slot = objects.find(TenantIndex::DEFAULT, KEYS[key].as_bytes())?;
+            Some((key, objects.at(slot).replicas.to_vec()))
+        });
+        replicas.collect()
     }
 
     /// The bytes reported as held add up to all bytes in use.
@@ -480,7 +516,8 @@ impl Model {
         ];
         let held: u64 = held.into_iter().map(part).sum();
         assert_eq!(part("free=") + part("evictable=") + held, all, "{text}");
-        // A lease keeps the object's memory.
+        // A lease keeps the object's memory where there are no disks, or if its address was given away.
+        let has_disks = !state.inventory.pool.disks.is_empty();
         let open: Vec<SegmentSlot> = state.inventory.pool.segments.open().to_vec();
         let mut leased = 0;
         for (key, name) in KEYS.iter().enumerate() {
@@ -490,7 +527,8 @@ impl Model {
                 continue;
             };
             let object = state.inventory.catalog.objects.at(slot);
-            if self.lease_of(key).is_some() && !object.flags.has(Flags::HARD_PINNED) {
+            let is_kept = !has_disks || self.addresses.contains(&key);
+            if self.lease_of(key).is_some() && is_kept && !object.flags.has(Flags::HARD_PINNED) {
                 let copies = object.replicas.iter();
                 leased += object.length
                     * copies.filter(|copy| open.contains(&copy.segment)).count() as u64;
@@ -529,6 +567,12 @@ impl Model {
     fn locate(&mut self, key: usize, has_lease: bool, has_fence: bool) {
         let Ok(located) = self.pool.locate(KEYS[key], has_lease, has_fence) else { return };
         let now = self.pool.now;
+        if has_lease && self.lease_of(key).is_none() {
+            self.addresses.remove(&key);
+        }
+        if has_lease && !has_fence {
+            self.addresses.insert(key);
+        }
         if has_lease {
             let until = now + self.pool.state.rules().lease_ttl;
             self.leases.insert(key, (until, located.version));
@@ -730,8 +774,10 @@ proptest! {
             Just(AllocationStrategy::FreeRatioFirst),
             Just(AllocationStrategy::LocalFirst),
         ],
+        is_on_eviction in any::<bool>(),
+        drops_when_full in any::<bool>(),
     ) {
-        let mut model = Model::new(eviction, allocation);
+        let mut model = Model::new(eviction, allocation, is_on_eviction, drops_when_full);
         for call in calls {
             model.run(call);
             model.check();

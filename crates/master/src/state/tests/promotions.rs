@@ -8,7 +8,7 @@ use super::*;
 const DISK: SegmentId = SegmentId::from_bits(77);
 
 fn rules() -> Rules {
-    let offload = Some(OffloadRules { queue_max: 100, adopts_records: false });
+    let offload = Some(OffloadRules { queue_max: 100, ..OffloadRules::default() });
     Rules { offload, ..Rules::default() }
 }
 

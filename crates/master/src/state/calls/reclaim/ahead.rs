@@ -11,6 +11,7 @@ use crate::state::{
     inventory::{
         Inventory,
         ahead::{LOOKED_AT_MAX, ORDER_PATIENCE, RELEASED_MAX, RELEASED_SLICE},
+        moves::{self, MemoryHold},
     },
 };
 
@@ -156,7 +157,7 @@ impl Reclaimer<'_> {
             let mut copies = object.replicas.iter();
             spared != Some(member)
                 && !object.flags.has(Flags::SOFT_PINNED)
-                && self.inventory.protected_until(now, member) <= now.into()
+                && moves::memory_hold(self.inventory, now, member) == MemoryHold::None
                 && copies.all(|copy| self.inventory.pool.segments.at(copy.segment).is_mounted())
         })
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use mooncake_base::{Error, ErrorCode, Moment};
 
 use crate::state::{
-    calls::reclaim::Reclaimer,
+    calls::reclaim::{Pending, Reclaimer},
     catalog::object::{Flags, Object},
     inventory::{
         Inventory,
@@ -54,6 +54,25 @@ impl Reclaimer<'_> {
         Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why)
             .with("bytes", request.length)
             .with("largest_segment", largest.unwrap_or(0))
+    }
+
+    /// Builds the error of a put that would have to wait longer.
+    pub(in crate::state) fn pending_error(&self, pending: Pending) -> Error {
+        let why = match pending {
+            Pending::Sync(_) => "freed memory waits until the log is on disk; retry",
+            Pending::Yield | Pending::Busy => "memory is still being freed; retry",
+            Pending::Disks(_) => {
+                "the memory of objects that wait in the queue of a disk is not free yet: add disks or \
+                 memory, or let eviction drop objects with --offload_force_evict"
+            }
+        };
+        let error = Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why);
+        match pending {
+            Pending::Disks(_) => error
+                .with("waiting_objects", self.inventory.offloads.waiting())
+                .with("moving_objects", self.inventory.offloads.moving()),
+            _ => error,
+        }
     }
 
     /// Returns why no segment accepts objects.

@@ -10,10 +10,13 @@ use smallvec::SmallVec;
 use crate::state::ids::BlockId;
 use crate::state::{
     calls::reclaim::{
-        Allocation, Pending, Reclaimer, out_of_space::RefusedUse, victims::VictimOutcome,
-        window::Scan,
+        Allocation, Pending, Reclaimer,
+        out_of_space::RefusedUse,
+        victims::VictimOutcome,
+        window::{Scan, ScanStep},
     },
     ids::SegmentSlot,
+    inventory::moves,
     pool::{Pool, request::AllocRequest},
     replica::{Replica, Replicas},
 };
@@ -282,6 +285,12 @@ impl Reclaimer<'_> {
                     VictimOutcome::Found => return self.count_found(search),
                     VictimOutcome::Exhausted => return Found::Nothing,
                     VictimOutcome::TooLong => return Found::Pending(Pending::Yield),
+                    VictimOutcome::Moving => {
+                        self.inventory.log.counters.evictions_attempted -= 1;
+                        search.is_order_tried = false;
+                        let progress = moves::await_disks(self.inventory, now, need);
+                        return Found::Pending(Pending::Disks(progress));
+                    }
                     VictimOutcome::Unfinished => {
                         self.inventory.log.counters.evictions_attempted -= 1;
                         search.is_order_tried = false;
@@ -295,9 +304,12 @@ impl Reclaimer<'_> {
             search.scan = Some(self.begin_scan(need, request, search));
         }
         match self.step_scan(now, need, request, search) {
-            Some(true) => self.count_found(search),
-            Some(false) => Found::Nothing,
-            None => Found::Pending(Pending::Yield),
+            ScanStep::Found => self.count_found(search),
+            ScanStep::Nothing => Found::Nothing,
+            ScanStep::TimeIsUp => Found::Pending(Pending::Yield),
+            ScanStep::Moving => {
+                Found::Pending(Pending::Disks(moves::await_disks(self.inventory, now, need)))
+            }
         }
     }
 

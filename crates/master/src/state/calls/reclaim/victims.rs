@@ -1,13 +1,13 @@
 //! The search along the eviction order: victims that lie side by side are evicted together.
 
 use mooncake_base::Moment;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::state::{
     calls::reclaim::{Reclaimer, search::Search},
     catalog::order::EvictionPass,
     ids::{BlockId, ObjectSlot, SegmentSlot},
-    inventory::eviction::Verdict,
+    inventory::{Inventory, eviction::Verdict, moves},
     pool::request::{AllocRequest, SegmentFilter},
 };
 
@@ -25,6 +25,8 @@ pub(super) enum VictimOutcome {
     Found,
     /// All evictable objects together do not make a large enough run.
     Exhausted,
+    /// Disks have to take the victims over first.
+    Moving,
     /// The search took too many steps. The scan of the search goes on, if there is one.
     TooLong,
     /// The group of the next victim takes more steps to examine. The next search goes on with it.
@@ -44,6 +46,8 @@ struct VictimSearch {
     /// Objects taken from the queue, in their order. Those in `blocks` are victims: they are evicted
     /// if their blocks form a large enough run.
     taken: Vec<ObjectSlot>,
+    /// Members of groups among these.
+    members: FxHashSet<ObjectSlot>,
     /// Blocks of the victims: segment and block, and the object.
     blocks: FxHashMap<(SegmentSlot, BlockId), ObjectSlot>,
     /// Steps left.
@@ -63,7 +67,8 @@ impl Reclaimer<'_> {
         if !self.has_useful_segment(need, request, found) {
             return VictimOutcome::Exhausted;
         }
-        self.inventory.catalog.unpark_due(now);
+        let Inventory { catalog, pool, .. } = &mut *self.inventory;
+        catalog.unpark_due(now, pool.disks.is_empty());
         if self.prefers_released(now) {
             let (outcome, taken) =
                 self.search_order(now, (need, true), &[EvictionPass::Plain], request, found);
@@ -115,6 +120,7 @@ impl Reclaimer<'_> {
             reachable: FxHashMap::default(),
             is_released_only,
             taken: Vec::new(),
+            members: FxHashSet::default(),
             blocks: FxHashMap::default(),
             steps: STEPS,
         };
@@ -166,7 +172,10 @@ impl Reclaimer<'_> {
             }
             search.steps -= 1;
             let Some(object) = self.inventory.catalog.pop(pass) else {
-                return VictimOutcome::Exhausted;
+                return match self.inventory.catalog.queue.has_early() {
+                    true => VictimOutcome::Unfinished,
+                    false => VictimOutcome::Exhausted,
+                };
             };
             match self.inventory.classify(now, object, pass, request.spared, &mut search.steps) {
                 Verdict::Wait(until) => self.inventory.catalog.park(object, until),
@@ -176,7 +185,7 @@ impl Reclaimer<'_> {
                     search.taken.push(object);
                     return VictimOutcome::Unfinished;
                 }
-                Verdict::Evict => {
+                Verdict::Evict | Verdict::Move => {
                     let group = self.inventory.catalog.first_of_group(object);
                     search.steps = search.steps.saturating_sub(group.len());
                     let is_passed_over = search.is_released_only && !self.are_released(&group);
@@ -187,7 +196,10 @@ impl Reclaimer<'_> {
                     for &member in &group {
                         self.inventory.catalog.dequeue(member);
                     }
-                    search.taken.extend(&group);
+                    // Several members of a large group may come first in the order.
+                    let is_new =
+                        |member: &&ObjectSlot| group.len() == 1 || search.members.insert(**member);
+                    search.taken.extend(group.iter().filter(is_new));
                     if let Some(outcome) =
                         self.evict_run(now, pass, search, (&group, request), found)
                     {
@@ -220,7 +232,40 @@ impl Reclaimer<'_> {
             let allocator = &self.inventory.pool.segments.at(segment).allocator;
             Some((segment, allocator.find_run(copy.block, length, steps, is_taken)?))
         });
-        self.evict_window(now, pass, (search.need, request), run?, found)
+        let run = run?;
+        if self.move_run_down(now, run, request.length) {
+            return Some(VictimOutcome::Moving);
+        }
+        self.evict_window(now, pass, (search.need, request), run, found)
+    }
+
+    /// Lets those objects move down that have to before a run is evicted, from its first block on.
+    /// Returns whether there are any.
+    pub(super) fn move_run_down(
+        &mut self,
+        now: Moment,
+        (segment, first): (SegmentSlot, BlockId),
+        length: u64,
+    ) -> bool {
+        if self.inventory.pool.disks.is_empty() {
+            return false;
+        }
+        let (mut is_moving, mut block) = (false, first);
+        for _ in 0..STEPS {
+            let allocator = &self.inventory.pool.segments.at(segment).allocator;
+            let is_last = allocator.window_fits(first, block, length);
+            let next = allocator.next_block(block).filter(|_| !is_last);
+            if !allocator.is_block_free(block)
+                && let Some(owner) = self.owner_of(segment, block)
+            {
+                is_moving |= moves::move_group_down(self.inventory, now, owner);
+            }
+            match next {
+                Some(next) => block = next,
+                None => break,
+            }
+        }
+        is_moving
     }
 
     /// Counts the bytes that evicting these objects would free. Returns whether any are in a useful

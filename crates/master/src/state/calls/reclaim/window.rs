@@ -60,12 +60,33 @@ struct Fill {
     position: u64,
 }
 
+/// The end of one slice of a scan.
+pub(super) enum ScanStep {
+    /// A replica was added.
+    Found,
+    /// No segment has a window.
+    Nothing,
+    TimeIsUp,
+    /// Disks have to take the objects of the window over first.
+    Moving,
+}
+
 /// Whether the object of a block may be evicted.
 enum Evictable {
     Is(ObjectSlot),
+    /// Once disks have it.
+    Moves,
     IsNot,
     /// Its group takes more steps to examine.
     Unknown,
+}
+
+/// How a scan goes on after a part of a window was evicted.
+enum FillStep {
+    /// The replica was added.
+    Done,
+    Continue,
+    Moving,
 }
 
 /// The end of one slice of an eviction.
@@ -74,6 +95,8 @@ enum Filled {
     /// This block cannot be evicted; `None`: the memory ends before the window does.
     Blocked(Option<BlockId>),
     TimeIsUp,
+    /// Disks have to take the next objects over first.
+    Moving,
 }
 
 impl Scan {
@@ -128,15 +151,14 @@ impl Reclaimer<'_> {
         }
     }
 
-    /// Runs one slice of a scan. Returns whether a replica was added; `None` if the slice is used
-    /// up.
+    /// Runs one slice of a scan.
     pub(super) fn step_scan(
         &mut self,
         now: Moment,
         need: u64,
         request: &AllocRequest<'_>,
         search: &mut Search,
-    ) -> Option<bool> {
+    ) -> ScanStep {
         let mut steps = STEPS;
         let outcome = self.scan_slice(now, need, request, search, &mut steps);
         self.searches.steps += (STEPS - steps) as u64;
@@ -150,8 +172,8 @@ impl Reclaimer<'_> {
         request: &AllocRequest<'_>,
         search: &mut Search,
         steps: &mut usize,
-    ) -> Option<bool> {
-        let mut scan = search.scan.take()?;
+    ) -> ScanStep {
+        let Some(mut scan) = search.scan.take() else { return ScanStep::TimeIsUp };
         let passes = EvictionPass::allowed(&self.inventory.rules);
         loop {
             let Some(present) = &mut scan.present else {
@@ -161,7 +183,7 @@ impl Reclaimer<'_> {
                     if scan.pass < passes.len() {
                         continue;
                     }
-                    return Some(false);
+                    return ScanStep::Nothing;
                 };
                 scan.next += 1;
                 *steps = steps.saturating_sub(1);
@@ -172,7 +194,7 @@ impl Reclaimer<'_> {
             };
             if *steps == 0 {
                 search.scan = Some(scan);
-                return None;
+                return ScanStep::TimeIsUp;
             }
             let pass = passes[scan.pass];
             if present.fill.is_none() && !self.find_window(now, pass, request, present, steps) {
@@ -183,11 +205,18 @@ impl Reclaimer<'_> {
                 }
                 continue;
             }
-            if self.step_fill(now, (pass, request), present, steps, search) {
-                if let Some(present) = scan.present.take() {
-                    self.end_segment_scan(present);
+            match self.step_fill(now, (pass, request), present, steps, search) {
+                FillStep::Done => {
+                    if let Some(present) = scan.present.take() {
+                        self.end_segment_scan(present);
+                    }
+                    return ScanStep::Found;
                 }
-                return Some(true);
+                FillStep::Moving => {
+                    search.scan = Some(scan);
+                    return ScanStep::Moving;
+                }
+                FillStep::Continue => {}
             }
         }
     }
@@ -214,6 +243,10 @@ impl Reclaimer<'_> {
             Filled::Blocked(_) => {
                 self.release_fill(segment, fill);
                 None
+            }
+            Filled::Moving => {
+                self.release_fill(segment, fill);
+                Some(VictimOutcome::Moving)
             }
             Filled::TimeIsUp => {
                 let passes = EvictionPass::allowed(&self.inventory.rules);
@@ -272,7 +305,7 @@ impl Reclaimer<'_> {
             let block = allocator.marked(at);
             let is_clear = allocator.is_block_free(block)
                 || match self.evictable(now, pass, request, (segment, block), steps) {
-                    Evictable::Is(_) => true,
+                    Evictable::Is(_) | Evictable::Moves => true,
                     Evictable::IsNot => false,
                     Evictable::Unknown => return false,
                 };
@@ -305,7 +338,7 @@ impl Reclaimer<'_> {
         false
     }
 
-    /// Evicts a part of the window. Returns whether the replica was added.
+    /// Evicts a part of the window.
     fn step_fill(
         &mut self,
         now: Moment,
@@ -313,9 +346,9 @@ impl Reclaimer<'_> {
         present: &mut SegmentScan,
         steps: &mut usize,
         found: &mut Search,
-    ) -> bool {
+    ) -> FillStep {
         let segment = present.segment;
-        let Some(mut fill) = present.fill.take() else { return false };
+        let Some(mut fill) = present.fill.take() else { return FillStep::Continue };
         let first = self.inventory.pool.segments.at(segment).allocator.marked(present.first);
         let filled = self.fill(now, (pass, request), (segment, first), &mut fill, steps);
         found.position = found.position.max(fill.position);
@@ -325,9 +358,13 @@ impl Reclaimer<'_> {
                 let next = allocator.next_block(block).or_else(|| allocator.first_block());
                 allocator.move_mark(present.first, next.unwrap_or(block));
                 self.add_found(found, segment, block);
-                return true;
+                return FillStep::Done;
             }
             Filled::TimeIsUp => present.fill = Some(fill),
+            Filled::Moving => {
+                present.fill = Some(fill);
+                return FillStep::Moving;
+            }
             Filled::Blocked(obstacle) => {
                 // The object was used or pinned meanwhile. The scan goes on behind it.
                 let allocator = &mut self.inventory.pool.segments.at_mut(segment).allocator;
@@ -337,7 +374,7 @@ impl Reclaimer<'_> {
                 self.release_fill(segment, fill);
             }
         }
-        false
+        FillStep::Continue
     }
 
     fn add_found(&mut self, found: &mut Search, segment: SegmentSlot, block: BlockId) {
@@ -378,6 +415,15 @@ impl Reclaimer<'_> {
                 let victim = match self.evictable(now, pass, request, place, steps) {
                     Evictable::Is(victim) => Some(victim),
                     Evictable::IsNot => return Filled::Blocked(Some(next)),
+                    Evictable::Moves => {
+                        let begin = fill.block.unwrap_or(first);
+                        let left = length.saturating_sub(
+                            self.inventory.pool.segments.at(segment).allocator.offset(next)
+                                - self.inventory.pool.segments.at(segment).allocator.offset(begin),
+                        );
+                        self.move_run_down(now, (segment, next), left.max(1));
+                        return Filled::Moving;
+                    }
                     Evictable::Unknown => return Filled::TimeIsUp,
                 };
                 self.evict_captured(now, victim, (segment, first, next), (length, fill), steps);
@@ -443,6 +489,19 @@ impl Reclaimer<'_> {
         }
     }
 
+    /// Returns the complete object that the block belongs to.
+    pub(super) fn owner_of(&self, segment: SegmentSlot, block: BlockId) -> Option<ObjectSlot> {
+        let owner = self.inventory.pool.segments.at(segment).allocator.owner(block);
+        let owner = ObjectSlot::new(owner?);
+        let object = self.inventory.catalog.objects.get(owner).filter(|found| found.is_complete());
+        // The owner is known from the start of the put, and may have other memory by now.
+        let is_here = object.is_some_and(|object| {
+            let mut replicas = object.replicas.iter();
+            replicas.any(|replica| (replica.segment, replica.block) == (segment, block))
+        });
+        is_here.then_some(owner)
+    }
+
     /// Returns whether an object may be evicted for this block. Subtracts the members of its group
     /// from `steps`.
     fn evictable(
@@ -453,19 +512,10 @@ impl Reclaimer<'_> {
         (segment, block): (SegmentSlot, BlockId),
         steps: &mut usize,
     ) -> Evictable {
-        let owner = self.inventory.pool.segments.at(segment).allocator.owner(block);
-        let Some(owner) = owner.map(ObjectSlot::new) else { return Evictable::IsNot };
-        let object = self.inventory.catalog.objects.get(owner).filter(|found| found.is_complete());
-        // The owner is known from the start of the put, and may have other memory by now.
-        let is_here = object.is_some_and(|object| {
-            let mut replicas = object.replicas.iter();
-            replicas.any(|replica| (replica.segment, replica.block) == (segment, block))
-        });
-        if !is_here {
-            return Evictable::IsNot;
-        }
+        let Some(owner) = self.owner_of(segment, block) else { return Evictable::IsNot };
         match self.inventory.classify(now, owner, pass, request.spared, steps) {
             Verdict::Evict => Evictable::Is(owner),
+            Verdict::Move => Evictable::Moves,
             Verdict::Unfinished => Evictable::Unknown,
             Verdict::Wait(_) | Verdict::Demote | Verdict::Skip => Evictable::IsNot,
         }

@@ -18,7 +18,10 @@ use crate::state::{
     },
     catalog::object::{Flags, Object},
     ids::{ObjectSlot, SegmentSlot},
-    inventory::new_copies::{begin_copies, end_copies},
+    inventory::{
+        new_copies::{begin_copies, end_copies},
+        quota::QuotaVerdict,
+    },
     lease::Timestamp,
     ledger::effect::Effect,
     options::PutOptions,
@@ -334,7 +337,12 @@ impl TaskCalls<'_> {
         if is_charged {
             let need = length.saturating_mul(targets.len() as u64);
             let mut turns = TURNS_MAX;
-            while !self.inventory.admit(now, tenant, need, Some(slot))? {
+            loop {
+                match self.inventory.admit(now, tenant, need, Some(slot))? {
+                    QuotaVerdict::Granted => break,
+                    QuotaVerdict::Later => {}
+                    QuotaVerdict::Disks(_) => return Ok(Placed::Later),
+                }
                 turns -= 1;
                 self.searches.steps += ADMIT_STEPS;
                 if turns == 0 {
