@@ -168,6 +168,11 @@ impl EvictionQueue {
         !self.early.is_empty()
     }
 
+    /// Returns the earliest end of the protection of parked objects.
+    pub(in crate::state) fn next_parked_end(&self) -> Option<Timestamp> {
+        self.parked.peek().map(|&Reverse((end, ..))| end)
+    }
+
     /// Takes a parked object to examine.
     fn pop_parked(&mut self, now: Moment) -> Option<(ObjectSlot, u64)> {
         if let Some(Reverse((_, slot, version))) = self.early.pop() {

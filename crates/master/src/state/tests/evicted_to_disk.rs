@@ -188,6 +188,26 @@ fn fence_and_given_address_keep_memory() {
 }
 
 #[test]
+fn put_is_tried_again_when_the_next_object_is_read() {
+    let offload = Some(OffloadRules::default());
+    let mut pool = pool_with(Rules { offload, ..Rules::default() }, 4);
+    pool.put_many("k", 4);
+    let handed = pool.hand_over();
+    assert_eq!(handed.len(), 4);
+    for (key, version) in handed {
+        let key = String::from_utf8(key).unwrap();
+        // Read while its disk reads it, so that neither ends the fence of the other.
+        pool.locate(&key, true, true).unwrap();
+        assert!(pool.report_record(A, &key, Version(version), MIB));
+    }
+    let error = fails(pool.put("new", MIB), ErrorCode::NO_AVAILABLE_HANDLE).to_string();
+    assert!(error.contains("retry_after_ms="), "{error}");
+    pool.now = pool.now + Duration::from_secs(3);
+    pool.put("new", MIB).unwrap();
+    assert!(pool.exists("k0"));
+}
+
+#[test]
 fn lease_keeps_memory_without_disks() {
     let mut pool = Pool::with(rules(OffloadRules::default()), 4);
     for (key, _) in pool.put_many("k", 4) {

@@ -11,6 +11,7 @@ use crate::state::{
         Inventory,
         memory_use::{Blocker, MemoryUse, admitted, bytes_in},
     },
+    lease::Timestamp,
     pool::{
         request::{AllocRequest, SegmentFilter},
         segment::SegmentStatus,
@@ -19,6 +20,9 @@ use crate::state::{
 
 /// How long refusals show the same use of the memory.
 const REFUSED_USE_KEPT: Duration = Duration::from_millis(100);
+
+/// A put is to be tried again if an object may be evicted within this time.
+const FENCE_AWAITED: Duration = Duration::from_secs(3);
 
 /// Use of the memory that puts were refused with, shown for [`REFUSED_USE_KEPT`]: clients repeat
 /// refused puts, and all of them together must not stop the others.
@@ -127,7 +131,11 @@ impl Reclaimer<'_> {
         for (name, bytes) in others.into_iter().filter(|(_, bytes)| *bytes > 0) {
             error = error.with(name, bytes);
         }
-        match inventory.pool.quarantine.next().filter(|_| waits_for_fence) {
+        let end = match waits_for_fence {
+            true => inventory.pool.quarantine.next(),
+            false => self.next_fence_end(now),
+        };
+        match end {
             Some(end) => error.with("retry_after_ms", end.left(now).as_millis().max(1)),
             None => error,
         }
@@ -135,6 +143,14 @@ impl Reclaimer<'_> {
 }
 
 impl Reclaimer<'_> {
+    /// Returns when the next object may be evicted that is still read, in a pool with disks: their
+    /// owners read each object for some time after it was put.
+    fn next_fence_end(&self, now: Moment) -> Option<Moment> {
+        let end = self.inventory.catalog.queue.next_parked_end().map(Timestamp::moment)?;
+        let is_soon = end.left(now) <= FENCE_AWAITED;
+        (is_soon && !self.inventory.pool.disks.is_empty()).then_some(end)
+    }
+
     /// Returns the use of the memory for the text of a refusal; for a request that may use all
     /// segments, as it was a moment ago.
     fn refused_use(&mut self, now: Moment, request: &AllocRequest<'_>) -> RefusedUse {
