@@ -150,7 +150,7 @@ impl Side {
                 devices.upgrade().ok_or_else(gone)?.answer(renamed(body, there).as_bytes());
             Ok(renamed(&answer, back).into_bytes())
         });
-        Arc::new(self.devices.link(&published, exchange).unwrap())
+        Arc::new(PeerLink::new(Arc::clone(&self.devices), &published, exchange).unwrap())
     }
 }
 

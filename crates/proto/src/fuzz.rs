@@ -204,6 +204,8 @@ fn responses() -> Target {
             states,
             lengths: vec![1, u64::MAX],
             found_suffixes: vec![0, 5],
+            prefetching: vec![0, 3],
+            prefetch_refused: vec![3],
         }),
         Answer::Failure(failure),
     ];

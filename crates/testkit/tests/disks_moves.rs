@@ -37,7 +37,7 @@ fn value(number: usize) -> Vec<u8> {
 /// Checks that all objects are readable, and how many there are on disk.
 fn check_all(node: &Node, count: usize) {
     for number in 0..count {
-        let found = node.get(&format!("k{number}")).unwrap();
+        let found = node.get(&format!("k{number}")).expect("the master answers");
         assert!(found.is_some_and(|found| found == value(number)), "k{number}");
     }
 }
@@ -125,7 +125,7 @@ fn small_directory_takes_what_it_can() {
         node.put(&format!("k{number}"), &value(number)).expect("memory can take it");
     }
     let found = (0..120).filter(|&number| {
-        let found = node.get(&format!("k{number}")).unwrap();
+        let found = node.get(&format!("k{number}")).expect("the master answers");
         found.is_some_and(|found| {
             assert!(found == value(number), "k{number}");
             true
@@ -155,7 +155,7 @@ fn removed_objects_do_not_come_back() {
         }
     });
     for number in 0..80 {
-        let found = node.get(&format!("k{number}")).unwrap();
+        let found = node.get(&format!("k{number}")).expect("the master answers");
         assert_eq!(found.is_some(), number % 2 == 1, "k{number}");
         assert!(found.is_none_or(|found| found == value(number)), "k{number}");
     }
