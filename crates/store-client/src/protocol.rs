@@ -24,7 +24,7 @@ pub mod session;
 
 pub use call_numbers::CallNumbers;
 pub use call_retry::{AttemptFailure, CallKind, CallRetry, RetryPatience};
-pub use directory::{DirectorySession, DirectoryStep, hand_over_end};
+pub use directory::{DirectorySession, DirectoryStep, hand_over_end, refuse_dropped};
 pub use fences::{FenceReleases, GrantedFence, fence_end};
 pub use own_puts::{OwnPuts, UnconfirmedPut};
 pub use put::{

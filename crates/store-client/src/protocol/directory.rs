@@ -1,7 +1,7 @@
 //! What the owner of a directory of records does next, and until when it may read objects that it
 //! takes over.
 
-use std::time::Duration;
+use std::{collections::HashSet, hash::Hash, time::Duration};
 
 use mooncake_base::{ErrorCode, Moment};
 
@@ -72,6 +72,17 @@ pub fn hand_over_end(asked: Moment, window: Duration) -> Moment {
     asked + window.saturating_sub(WINDOW_MARGIN)
 }
 
+/// Moves records that went for later ones of the same batch from `added` to `refused`: the directory
+/// has them no more.
+pub fn refuse_dropped<N: Eq + Hash>(
+    added: &mut Vec<(N, u64)>,
+    refused: &mut Vec<(N, u64)>,
+    dropped: &[N],
+) {
+    let dropped: HashSet<&N> = dropped.iter().collect();
+    refused.extend(added.extract_if(.., |(name, _)| dropped.contains(name)));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,6 +112,14 @@ mod tests {
         assert_eq!(session.next_step(1), DirectoryStep::Mount);
         known.report_failed();
         assert_eq!(known.next_step(1), DirectoryStep::Mount);
+    }
+
+    #[test]
+    fn record_dropped_by_its_own_batch_is_refused() {
+        let (mut added, mut refused) = (vec![("a", 1), ("b", 2), ("c", 3)], vec![("d", 4)]);
+        refuse_dropped(&mut added, &mut refused, &["b", "e"]);
+        assert_eq!(added, [("a", 1), ("c", 3)]);
+        assert_eq!(refused, [("d", 4), ("b", 2)]);
     }
 
     #[test]

@@ -167,7 +167,8 @@ impl Simulator {
             Reply::Viewed(viewed) => {
                 self.outcome.views += 1;
                 self.outcome.views_in_sweep += u64::from(viewed.gone > 0);
-                return self.history.check_view(&viewed);
+                let may_lack_tags = self.plan.adopts_records();
+                return self.history.check_view(&viewed, may_lack_tags);
             }
             Reply::Task(_) => self.outcome.tasks += 1,
             Reply::Job(_) => self.outcome.drains += 1,

@@ -117,6 +117,9 @@ impl Simulator {
             }
             _ => return None,
         };
+        if self.history.may_expire(object.version) {
+            return None;
+        }
         let key = key_number(object.key);
         let tenant = self.host.tenant_of(key);
         let name = RecordName { tenant, key, version: Version(object.version) };

@@ -102,14 +102,23 @@ impl History {
         }
     }
 
-    /// Checks that a description shows an object as it was put.
+    /// Returns whether an object of this version may expire.
+    pub(crate) fn may_expire(&self, version: u64) -> bool {
+        let started = self.started.get(&version);
+        started.is_some_and(|puts| puts.iter().any(|put| put.terms.ttl.is_some()))
+    }
+
+    /// Checks that a description shows an object as it was put. A record that became an object again
+    /// after the log was lost has no tags.
     ///
     /// # Errors
     /// It does not.
-    pub(crate) fn check_view(&self, viewed: &Viewed) -> Result<(), String> {
+    pub(crate) fn check_view(&self, viewed: &Viewed, may_lack_tags: bool) -> Result<(), String> {
         let Some(version) = viewed.version else { return Ok(()) };
-        let is_match =
-            |put: &StartedPut| put.length == viewed.length && put.terms.has_tag == viewed.has_tag;
+        let is_match = |put: &StartedPut| {
+            let lacks_tags = may_lack_tags && !viewed.has_tag;
+            put.length == viewed.length && (lacks_tags || put.terms.has_tag == viewed.has_tag)
+        };
         match self.started.get(&version.0) {
             Some(puts) if puts.iter().any(is_match) => Ok(()),
             puts => Err(format!("{viewed:?} describes an object that was put as {puts:?}")),
