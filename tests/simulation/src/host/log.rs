@@ -104,7 +104,9 @@ impl Simulator {
         }
         let Some(journal) = self.host.journal() else { return Ok(()) };
         journal.sync_now();
-        self.log_record.synced(self.now);
+        if journal.is_healthy() {
+            self.log_record.synced(self.now);
+        }
         self.log_written()
     }
 
