@@ -165,7 +165,7 @@ counts: setup ## Write benches/instructions.txt, after a change that is meant or
 	MOONCAKE_WRITE_COUNTS=1 $(COUNTED)
 
 # Many tests wait for other processes: two at a time take little more than half as long, also on 2 cores.
-PYTEST := $(BIN)/pytest -n 2 --dist loadfile tests/python
+PYTEST := $(BIN)/pytest -n 3 --dist loadfile tests/python
 
 .PHONY: test-python
 test-python: dev $(VENV)/.test-tools ## Python tests against the extension that `make dev` built

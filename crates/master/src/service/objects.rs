@@ -175,6 +175,9 @@ impl ObjectService {
         tenant: &TenantId,
         r: &v1::ProbeRequest,
     ) -> (Vec<u32>, Vec<u32>) {
+        if r.prefetched.is_empty() {
+            return (Vec::new(), Vec::new());
+        }
         let named = |&number: &u32| Some((number, r.keys.get(number as usize)?));
         let wanted: Vec<_> = r.prefetched.iter().filter_map(named).take(r.keys.len()).collect();
         let asked = self.shared.map_in_slices(&wanted, |state, &(number, key)| {

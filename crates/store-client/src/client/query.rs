@@ -138,7 +138,9 @@ impl Client {
             prefetched,
         };
         let found = self.inner.rpc.call_until(request, deadline)?;
-        self.inner.asked_keys.record_answer(&asked, &found, SystemClock.now());
+        if !asked.is_empty() {
+            self.inner.asked_keys.record_answer(&asked, &found, SystemClock.now());
+        }
         response::check_count(found.states.len(), count)?;
         response::check_count(found.lengths.len(), count)?;
         if !found.found_suffixes.is_empty() {
