@@ -160,7 +160,7 @@ fn ready_line_names_addresses_and_signals_exit_zero() {
 
 #[test]
 fn unsupported_feature_gives_one_warning() {
-    let mut child = program(&[&FREE[..], &["--promotion_on_hit"]].concat())
+    let mut child = program(&[&FREE[..], &["--enable_cxl"]].concat())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -171,7 +171,7 @@ fn unsupported_feature_gives_one_warning() {
     assert_eq!(started.end("-TERM"), Some(0));
     let stderr = started.child.stderr.take().unwrap();
     let lines: Vec<String> = BufReader::new(stderr).lines().map(Result::unwrap).collect();
-    let warnings = lines.iter().filter(|line| line.contains("promotion_on_hit=true")).count();
+    let warnings = lines.iter().filter(|line| line.contains("enable_cxl=true")).count();
     assert_eq!((warnings, lines.len()), (1, 1), "{lines:?}");
 }
 

@@ -283,7 +283,7 @@ def list_names(prefix: bytes) -> Operation[list[bytes]]:
     after: bytes | None = None
     while True:
         page, is_last = yield List(prefix, after)
-        names += [name for name, _, is_complete, _ in page if is_complete]
+        names += [name for name, _, is_complete, *_ in page if is_complete]
         if is_last or not page:
             return names
         after = page[-1][0]
