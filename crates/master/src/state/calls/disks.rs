@@ -37,6 +37,10 @@ const CONFIRM_SLICE: u32 = 65_536;
 /// Versions above this leave no room for the ordinal of a replica.
 const VERSION_MAX: u64 = 1 << 48;
 
+/// Versions that are skipped behind that of an adopted record: the lost log may have given those that
+/// follow to records that nobody has reported yet. More than many restarts skip.
+const ADOPTED_SKIP: u64 = 1 << 40;
+
 /// A version of an object, as the owner of a disk names it.
 #[derive(Debug, Clone, Copy)]
 pub struct RecordName<'a> {
@@ -486,7 +490,8 @@ impl OwnDisk<'_> {
 
     /// Makes an object of a record that no object has the key of. Returns whether it did.
     fn adopt(&mut self, record: &RecordName<'_>) -> bool {
-        let is_sane = record.length > 0 && (1..VERSION_MAX).contains(&record.version.0);
+        let versions = 1..VERSION_MAX - ADOPTED_SKIP;
+        let is_sane = record.length > 0 && versions.contains(&record.version.0);
         let (Ok(key), true) = (KeyRef::new(record.key), is_sane) else { return false };
         let Inventory { catalog, pool, log, next_version, .. } = &mut *self.inventory;
         let Ok(tenant) = catalog.objects.intern_tenant(record.tenant) else { return false };
@@ -498,7 +503,7 @@ impl OwnDisk<'_> {
         (object.version, object.length) = (record.version.0, record.length);
         object.flags.set(Flags::COMPLETE, true);
         catalog.objects.complete += 1;
-        *next_version = (*next_version).max(record.version.0 + 1);
+        *next_version = (*next_version).max(record.version.0 + ADOPTED_SKIP);
         disks::place_copy(catalog, &mut pool.disks, slot, self.slot);
         if let Some(live) = logged_object(catalog, pool, slot, catalog.objects.at(slot)) {
             log.effects.record(|| live);
