@@ -90,7 +90,7 @@ def test_page_shows_the_pool_and_escapes_names(tmp_path: Path) -> None:
         idle = start_master()
         try:
             dom = browse(idle.admin, tmp_path, "--dump-dom")
-            plot = re.search(r'id="chart-bytes">(.*?)</svg>', dom)
+            plot = re.search(r'id="chart-bytes"[^>]*>(.*?)</svg>', dom)
             assert plot is not None
             marks = re.findall(r'<text x="0" y="[\d.]+">([^<]+)</text>', plot[1])
             assert marks == ["0 B/s", "1 B/s", "2 B/s"], "no mark twice"
