@@ -148,7 +148,7 @@ test: test-rust test-counts test-python ## Rust tests, doc tests, instruction co
 .PHONY: test-rust
 test-rust: setup ## Rust tests and doc tests
 	if cargo nextest --version >/dev/null 2>&1; then \
-	  cargo nextest run $(RUST_TESTED) --no-fail-fast --status-level skip && \
+	  cargo nextest run $(RUST_TESTED) --no-fail-fast --status-level skip --test-threads $$(($$(nproc) + 1)) && \
 	  cargo test --doc $(RUST_TESTED); \
 	else \
 	  cargo test $(RUST_TESTED) --no-fail-fast; \
@@ -164,7 +164,7 @@ test-counts: setup ## Compare the instructions of hot calls with benches/instruc
 counts: setup ## Write benches/instructions.txt, after a change that is meant or with another compiler
 	MOONCAKE_WRITE_COUNTS=1 $(COUNTED)
 
-# Many tests wait for other processes: two at a time take little more than half as long, also on 2 cores.
+# Many tests wait for other processes, so that more run at a time than there are cores.
 PYTEST := $(BIN)/pytest -n 3 --dist loadfile tests/python
 
 .PHONY: test-python
