@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use mooncake_base::requirement::is_long_run;
 use mooncake_master::MasterConfig;
 use mooncake_store_client::{ClientConfig, DiskConfig};
 use mooncake_testkit::{Cluster, ClusterSettings, Node, Random, cluster::key, until};
@@ -47,8 +48,11 @@ fn check_all(node: &Node, count: usize) {
 }
 
 #[test]
-#[ignore = "a known defect: on a busy machine the first object of the second extent is lost at times"]
 fn puts_of_ten_pools_under_leases_stay_readable() {
+    // A known defect: on a busy machine the first object of the second extent is gone at times.
+    if !is_long_run() {
+        return;
+    }
     for offloads_on_eviction in [true, false] {
         let directory = tempfile::tempdir().unwrap();
         let lease_ttl = Duration::from_secs(999_999);
