@@ -24,11 +24,12 @@ pub mod session;
 
 pub use call_numbers::CallNumbers;
 pub use call_retry::{AttemptFailure, CallKind, CallRetry, RetryPatience};
-pub use directory::{DirectorySession, DirectoryStep, hand_over_end, refuse_dropped};
+pub use directory::{DirectorySession, DirectoryStep, hand_over_end, leave_out_dropped};
 pub use fences::{FenceReleases, GrantedFence, fence_end};
 pub use own_puts::{OwnPuts, UnconfirmedPut};
 pub use put::{
-    ClosePuts, CloseStep, Closing, PutRetry, PutRounds, Refusal, StartPuts, StartStep, StartVerdict,
+    ClosePuts, CloseStep, Closing, PutRetry, PutRounds, Refusal, StartPuts, StartStep,
+    StartVerdict,
 };
 pub use read::{ReadExtent, ReadObjects, ReadReplica, ReadSource, ReadStep};
 pub use replica_order::{ReplicaRank, replica_order};

@@ -18,7 +18,7 @@ use crate::{
     disk::{lent_memory::PayloadBuffer, owner::Owner},
     metrics::disk::OffloadRefusal,
     object::Place,
-    protocol::{DirectorySession, DirectoryStep, hand_over_end, refuse_dropped},
+    protocol::{DirectorySession, DirectoryStep, hand_over_end, leave_out_dropped},
     rpc::response,
     transfer::Jobs,
 };
@@ -406,7 +406,7 @@ impl<'a> Offload<'a> {
             let name = Name { tenant, key, version }.to_owned();
             if is_written { &mut added } else { &mut refused }.push((name, length));
         });
-        refuse_dropped(&mut added, &mut refused, &dropped);
+        leave_out_dropped(&mut added, &dropped);
         self.buffer.shrink(false);
         let report =
             Report { added: &added, refused: &refused, dropped: &dropped, ..Report::default() };

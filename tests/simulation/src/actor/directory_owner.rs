@@ -6,7 +6,7 @@ use std::{collections::VecDeque, time::Duration};
 use mooncake_base::{ErrorCode, Incarnation, Moment};
 use mooncake_master::state::DiskSpec;
 use mooncake_store_client::protocol::{
-    DirectorySession, DirectoryStep, hand_over_end, refuse_dropped,
+    DirectorySession, DirectoryStep, hand_over_end, leave_out_dropped,
 };
 
 use crate::{
@@ -449,7 +449,7 @@ impl Simulator {
             ));
         }
         self.outcome.records_evicted += evicted.len() as u64;
-        refuse_dropped(&mut report.added, &mut report.refused, &evicted);
+        leave_out_dropped(&mut report.added, &evicted);
         report.dropped = evicted.into_iter().map(|name| (name, 0)).collect();
         report.used = directory.used();
         Ok(report)

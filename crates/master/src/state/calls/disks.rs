@@ -429,12 +429,16 @@ impl OwnDisk<'_> {
         true
     }
 
-    /// Records that the disk lost a record.
+    /// Records that the disk lost a record, be it one that was written and went for a later one before
+    /// it was reported. That one is not written again.
     pub fn record_lost(&mut self, now: Moment, record: &RecordName<'_>) {
         let Some(object) = self.present_version(now, record) else { return };
         if self.inventory.disk_copy(object) == Some(self.slot) {
             self.inventory.log.counters.disk_copies_lost += 1;
             disks::drop_copy(self.inventory, now, object);
+        } else if self.end_taken(object, record.version).is_some() {
+            self.inventory.offloads.set_aside(now, object, record.version.0);
+            self.inventory.offloads.record_report(now, self.slot);
         }
     }
 

@@ -277,6 +277,12 @@ impl Offloads {
         }
     }
 
+    /// Leaves a version of an object in memory only, for a while.
+    pub(in crate::state) fn set_aside(&mut self, now: Moment, object: ObjectSlot, version: u64) {
+        self.end_move(object);
+        self.given_up.insert(object, (version, now + LEFT_ALONE));
+    }
+
     /// Records that the disk could not write a version of an object.
     pub(in crate::state) fn give_up(
         &mut self,
@@ -284,8 +290,7 @@ impl Offloads {
         disk: DiskSlot,
         (object, version): (ObjectSlot, u64),
     ) {
-        self.end_move(object);
-        self.given_up.insert(object, (version, now + LEFT_ALONE));
+        self.set_aside(now, object, version);
         let Some(offloads) = self.by_disk.get_mut(&disk) else { return };
         offloads.given_up += 1;
         if offloads.given_up >= GIVEN_UP_MAX {

@@ -156,6 +156,18 @@ fn refused_object_is_handed_over_again_and_then_left() {
 }
 
 #[test]
+fn object_that_went_for_a_later_one_is_not_handed_over_again() {
+    let mut pool = pool();
+    let version = pool.put("k", MIB).unwrap().version;
+    assert_eq!(pool.hand_over(), [(b"k".to_vec(), version.0)]);
+    pool.lose("k", version, true);
+    assert_eq!(pool.hand_over(), []);
+    assert!(pool.exists("k"), "in memory");
+    pool.lose("k", version, false);
+    assert_eq!(pool.hand_over(), []);
+}
+
+#[test]
 fn object_that_is_gone_is_not_handed_over() {
     let mut pool = pool();
     pool.put("removed", MIB).unwrap();
