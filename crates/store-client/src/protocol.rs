@@ -28,7 +28,7 @@ pub use directory::{DirectorySession, DirectoryStep, hand_over_end, leave_out_dr
 pub use fences::{FenceReleases, GrantedFence, fence_end};
 pub use own_puts::{OwnPuts, UnconfirmedPut};
 pub use put::{
-    ClosePuts, CloseStep, Closing, PutRetry, PutRounds, Refusal, StartPuts, StartStep,
+    ClosePuts, CloseStep, Closing, PutPatience, PutRetry, PutRounds, Refusal, StartPuts, StartStep,
     StartVerdict,
 };
 pub use read::{ReadExtent, ReadObjects, ReadReplica, ReadSource, ReadStep};

@@ -34,7 +34,7 @@ use super::{Client, ClientInner, checksum::Checksummer};
 use crate::{
     metrics::{Operation, OutcomeTotals},
     object::{PutItem, PutOptions, PutOutcome},
-    protocol::{PutRetry, PutRounds},
+    protocol::{PutPatience, PutRetry, PutRounds},
     rpc::batch,
 };
 
@@ -195,7 +195,7 @@ impl ClientInner {
         outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(missing)).collect()
     }
 
-    /// Puts items with distinct keys. Retries those that only wait for a fence to end, and those that
+    /// Puts items with distinct keys. Retries those that only wait for memory, and those that
     /// the master has forgotten with the client, or that another master does not know.
     fn put_distinct(
         &self,
@@ -207,7 +207,11 @@ impl ClientInner {
             Some(Err(error)) => PutRetry::of(error),
             _ => None,
         };
-        let mut rounds = PutRounds::new(self.config.fenced_wait, SystemClock.now());
+        let patience = PutPatience {
+            fenced: self.config.fenced_wait,
+            moving: self.config.fenced_wait.max(self.config.transfer_timeout),
+        };
+        let mut rounds = PutRounds::new(patience, SystemClock.now());
         loop {
             let registrations = self.session.registrations();
             for (at, outcome) in self.put_in_parts(&open, put) {
@@ -219,11 +223,13 @@ impl ClientInner {
                 rounds.registered(SystemClock.now());
                 continue;
             }
-            match rounds.fence_wait(&retries, SystemClock.now()) {
+            match rounds.memory_wait(&retries, SystemClock.now()) {
                 Some(wait) if self.lifetime.sleep_or_closed(wait) => {}
                 _ => return,
             }
-            open.retain(|&at| matches!(retry_of(&outcomes[at]), Some(PutRetry::After(_))));
+            open.retain(|&at| {
+                retry_of(&outcomes[at]).is_some_and(|retry| retry.waits_for_memory())
+            });
         }
     }
 

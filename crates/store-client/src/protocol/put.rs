@@ -196,8 +196,10 @@ impl ClosePuts {
 /// When a failed put may be tried again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PutRetry {
-    /// After this delay.
+    /// After this delay, when the fence may be over that holds the memory.
     After(Duration),
+    /// After this delay, when objects may have moved down to disks that hold the memory.
+    Moving(Duration),
     /// Once the client has registered again.
     Registered,
     /// If the master that started the put does not know the client any more, or another master has
@@ -212,13 +214,22 @@ impl PutRetry {
             ErrorCode::CLIENT_NOT_FOUND => Some(Self::Registered),
             ErrorCode::OBJECT_NOT_FOUND => Some(Self::Forgotten),
             ErrorCode::NO_AVAILABLE_HANDLE => {
-                // The master adds the delay if the put only has to wait for a fence to end.
-                let (_, after) = error.context().find(|(name, _)| *name == "retry_after_ms")?;
-                let wait = Duration::from_millis(after.parse().ok()?);
-                Some(Self::After(wait.clamp(FENCE_RETRY_MIN, FENCE_RETRY_MAX)))
+                // The master adds the delay if the put only has to wait.
+                let value = |wanted| error.context().find(|(name, _)| *name == wanted);
+                let wait = Duration::from_millis(value("retry_after_ms")?.1.parse().ok()?);
+                let wait = wait.clamp(FENCE_RETRY_MIN, FENCE_RETRY_MAX);
+                Some(match value("moving_objects") {
+                    Some(_) => Self::Moving(wait),
+                    None => Self::After(wait),
+                })
             }
             _ => None,
         }
+    }
+
+    /// Returns whether the put only has to wait.
+    pub const fn waits_for_memory(&self) -> bool {
+        matches!(self, Self::After(_) | Self::Moving(_))
     }
 }
 
@@ -229,38 +240,50 @@ const REGISTRATIONS_MAX: u32 = 8;
 #[derive(Debug)]
 pub struct PutRounds {
     registrations_left: u32,
-    /// Longest time that puts wait for the fences of one master.
-    fenced_wait: Duration,
-    give_up_at: Moment,
+    patience: PutPatience,
+    /// When the puts began that this master knows.
+    begin: Moment,
+}
+
+/// The longest times that puts wait for memory of one master.
+#[derive(Debug, Clone, Copy)]
+pub struct PutPatience {
+    /// That only fences hold.
+    pub fenced: Duration,
+    /// Whose objects move down to disks.
+    pub moving: Duration,
 }
 
 impl PutRounds {
     /// The first round begins now.
-    pub fn new(fenced_wait: Duration, now: Moment) -> Self {
-        Self { registrations_left: REGISTRATIONS_MAX, fenced_wait, give_up_at: now + fenced_wait }
+    pub const fn new(patience: PutPatience, now: Moment) -> Self {
+        Self { registrations_left: REGISTRATIONS_MAX, patience, begin: now }
     }
 
     /// Returns whether the client should find out whether it has to register again.
     pub fn may_register(&self, retries: &[PutRetry]) -> bool {
-        self.registrations_left > 0
-            && retries.iter().any(|retry| !matches!(retry, PutRetry::After(_)))
+        self.registrations_left > 0 && retries.iter().any(|retry| !retry.waits_for_memory())
     }
 
-    /// The client has registered again, so that all failed puts are tried again. Fences of this
-    /// master count anew.
-    pub fn registered(&mut self, now: Moment) {
+    /// The client has registered again, so that all failed puts are tried again. The time of this
+    /// master counts anew.
+    pub const fn registered(&mut self, now: Moment) {
         self.registrations_left -= 1;
-        self.give_up_at = now + self.fenced_wait;
+        self.begin = now;
     }
 
-    /// Returns how long to wait before the puts that wait for a fence are tried again; None if that
+    /// Returns how long to wait before the puts that wait for memory are tried again; None if that
     /// would take too long, or there are none.
-    pub fn fence_wait(&self, retries: &[PutRetry], now: Moment) -> Option<Duration> {
-        let waits = retries.iter().filter_map(|retry| match retry {
-            PutRetry::After(wait) => Some(*wait),
-            PutRetry::Registered | PutRetry::Forgotten => None,
+    pub fn memory_wait(&self, retries: &[PutRetry], now: Moment) -> Option<Duration> {
+        let waits = retries.iter().filter_map(|retry| {
+            let (wait, longest) = match *retry {
+                PutRetry::After(wait) => (wait, self.patience.fenced),
+                PutRetry::Moving(wait) => (wait, self.patience.moving),
+                PutRetry::Registered | PutRetry::Forgotten => return None,
+            };
+            (now + wait <= self.begin + longest).then_some(wait)
         });
-        waits.min().filter(|&wait| now + wait <= self.give_up_at)
+        waits.min()
     }
 }
 
@@ -347,19 +370,23 @@ mod tests {
     fn rounds_of_puts_have_two_limits() {
         let begin = Moment::from_boot(Duration::from_secs(9));
         let second = Duration::from_secs(1);
-        let mut rounds = PutRounds::new(second * 3, begin);
+        let patience = PutPatience { fenced: second * 3, moving: second * 9 };
+        let mut rounds = PutRounds::new(patience, begin);
         let fenced = [PutRetry::After(second * 2), PutRetry::After(second), PutRetry::Forgotten];
-        assert_eq!(rounds.fence_wait(&fenced, begin), Some(second), "the shortest wait");
-        assert_eq!(rounds.fence_wait(&fenced, begin + second * 2), Some(second), "just in time");
-        assert_eq!(rounds.fence_wait(&fenced, begin + second * 3), None);
-        assert_eq!(rounds.fence_wait(&[PutRetry::Registered], begin), None);
+        assert_eq!(rounds.memory_wait(&fenced, begin), Some(second), "the shortest wait");
+        assert_eq!(rounds.memory_wait(&fenced, begin + second * 2), Some(second), "just in time");
+        assert_eq!(rounds.memory_wait(&fenced, begin + second * 3), None);
+        assert_eq!(rounds.memory_wait(&[PutRetry::Registered], begin), None);
+        let moving = [PutRetry::After(second), PutRetry::Moving(second * 2)];
+        assert_eq!(rounds.memory_wait(&moving, begin + second * 3), Some(second * 2));
+        assert_eq!(rounds.memory_wait(&moving, begin + second * 8), None);
         assert!(!rounds.may_register(&fenced[..2]), "the master knows the client");
         for _ in 0..REGISTRATIONS_MAX {
             assert!(rounds.may_register(&fenced));
             rounds.registered(begin + second * 3);
         }
         assert!(!rounds.may_register(&fenced));
-        assert_eq!(rounds.fence_wait(&fenced, begin + second * 3), Some(second), "counted anew");
+        assert_eq!(rounds.memory_wait(&fenced, begin + second * 3), Some(second), "counted anew");
     }
 
     #[test]
@@ -368,8 +395,11 @@ mod tests {
         assert_eq!(PutRetry::of(&full("no memory is free")), None);
         let named = full("no memory is free").with("key", "retry_after_ms=9");
         assert_eq!(PutRetry::of(&named), None, "a key says nothing about the memory");
-        let waits = PutRetry::of(&named.with("retry_after_ms", 9));
-        assert_eq!(waits, Some(PutRetry::After(Duration::from_millis(9))));
+        let fenced = named.with("retry_after_ms", 9);
+        let wait = Duration::from_millis(9);
+        assert_eq!(PutRetry::of(&fenced), Some(PutRetry::After(wait)));
+        let moving = fenced.with("moving_objects", 0);
+        assert_eq!(PutRetry::of(&moving), Some(PutRetry::Moving(wait)));
         let of = |code| PutRetry::of(&Error::new(code, "unknown"));
         assert_eq!(of(ErrorCode::CLIENT_NOT_FOUND), Some(PutRetry::Registered));
         assert_eq!(of(ErrorCode::OBJECT_NOT_FOUND), Some(PutRetry::Forgotten));

@@ -135,6 +135,9 @@ impl Reclaimer<'_> {
             true => inventory.pool.quarantine.next(),
             false => self.next_fence_end(now),
         };
+        if !waits_for_fence && end.is_some() {
+            error = error.with("moving_objects", inventory.offloads.moving());
+        }
         match end {
             Some(end) => error.with("retry_after_ms", end.left(now).as_millis().max(1)),
             None => error,
