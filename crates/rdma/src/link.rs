@@ -345,11 +345,15 @@ impl PeerLink {
     /// Posts slices from an index on over the rail that [`RailChoice`] names.
     fn post(self: &Arc<Self>, round: &Arc<Round>, from: u32, limits: Limits) -> Result<Next> {
         let now = self.now();
+        let slice = &round.slices[from as usize];
+        let near = (round.local.near(slice), round.remote.near(slice));
         let mut views: SmallVec<[RailView; RAILS_INLINE]> = SmallVec::new();
         let mut connections: SmallVec<[Option<Arc<Connection>>; RAILS_INLINE]> = SmallVec::new();
         for (index, rail) in self.rails.iter().enumerate() {
-            let (view, connection) = self.view(rail, index < self.primary, round, from, now);
-            views.push(view);
+            let far_ends = u32::from(!near.0.contains(rail.endpoint.nic().index()))
+                + u32::from(!near.1.contains(rail.remote));
+            let (state, connection) = self.rail_state(rail, u64::from(slice.length), now);
+            views.push(RailView { state, far_ends, is_primary: index < self.primary });
             connections.push(connection);
         }
         match RailChoice::of(&views) {
@@ -381,36 +385,31 @@ impl PeerLink {
         }
     }
 
-    /// Returns what is known of a rail for a slice, and its connection if it is open. A connection that has
-    /// failed sets the rail aside.
-    fn view(
+    /// Returns the state of a rail for a slice of that length, and its connection if it is open. A
+    /// connection that has failed sets the rail aside.
+    fn rail_state(
         &self,
         rail: &Rail,
-        is_primary: bool,
-        round: &Round,
-        slice: u32,
+        length: u64,
         now: Moment,
-    ) -> (RailView, Option<Arc<Connection>>) {
-        let (nic, slice) = (rail.endpoint.nic(), &round.slices[slice as usize]);
-        let far_ends = u32::from(!round.local.near(slice).contains(nic.index()))
-            + u32::from(!round.remote.near(slice).contains(rail.remote));
-        let view = |state| RailView { state, far_ends, is_primary };
+    ) -> (RailState, Option<Arc<Connection>>) {
+        let nic = rail.endpoint.nic();
         if !nic.is_active() {
             // Looked at again soon: it is used again, or it has failed.
             let is_renewing = nic.is_renewing();
             let state =
                 if is_renewing { RailState::Paused(now + TICK) } else { RailState::Inactive };
-            return (view(state), None);
+            return (state, None);
         }
         if let Some(connection) = rail.endpoint.connection() {
-            let estimate = rail.endpoint.load().estimate(u64::from(slice.length), now);
-            return (view(RailState::Open(estimate)), Some(connection));
+            let estimate = rail.endpoint.load().estimate(length, now);
+            return (RailState::Open(estimate), Some(connection));
         }
         if rail.endpoint.drop_failed() == Some(Ended::Failed) {
             self.set_aside(rail);
         }
         let retry_at = rail.endpoint.health().lock().retry_at(now);
-        (view(retry_at.map_or(RailState::Closed, RailState::Paused)), None)
+        (retry_at.map_or(RailState::Closed, RailState::Paused), None)
     }
 
     /// Connects a rail on another thread, while others move the bytes.
