@@ -169,7 +169,9 @@ fn put_of_killed_writer_is_atomic_and_repeatable() {
         node.expect_reply("read-loop half 1", "started");
         node.expect_reply("read-loop raced 2", "started");
     }
-    writer.expect_reply("start-put half0 10000000 1", "started");
+    until(RECOVERY_TIMEOUT, "the half is written before its put is discarded", || {
+        (writer.request("start-put half0 10000000 1") == "started").then_some(())
+    });
     reader.expect_reply("status half0", "writing");
     writer.kill();
     for key in ["raced0", "raced1"] {
