@@ -187,6 +187,22 @@ pub(in crate::state) fn request_for_task(
     request(inventory, now, slot, segments, Some(task))
 }
 
+/// Forgets the promotion of an object whose disk has not begun it in time. Returns whether there was one.
+pub(in crate::state) fn forget_late(
+    inventory: &mut Inventory,
+    now: Moment,
+    slot: ObjectSlot,
+) -> bool {
+    let version = inventory.catalog.objects.at(slot).version;
+    let waiting = &mut inventory.promotions.waiting;
+    let is_late = waiting.get(&version).is_some_and(|promotion| promotion.is_late(now));
+    if is_late {
+        waiting.remove(&version);
+        inventory.log.counters.promotions_expired += 1;
+    }
+    is_late
+}
+
 /// Records a read. One that only a disk has is brought into memory if it is read often.
 pub(in crate::state) fn record_read(inventory: &mut Inventory, now: Moment, slot: ObjectSlot) {
     let Some(hits) = inventory.rules.promotion.hits_min else { return };

@@ -321,6 +321,26 @@ fn task_tries_again_when_its_promotion_fails() {
 }
 
 #[test]
+fn task_ends_where_the_owner_of_the_disk_fetches_nothing() {
+    // What a task has that ran once.
+    let tasks = TaskRules { pending_timeout: Duration::ZERO, ..TaskRules::default() };
+    let mut pool = pool_with(Rules { tasks, ..rules() });
+    pool.put_on_disk_only(["k"]);
+    pool.mount(B, 2, 4).unwrap();
+    let tenant = pool.tenant.clone();
+    let targets = ["host-b:1".to_owned()];
+    let copy = NewTask::Copy { key: b"k", targets: &targets };
+    let copy = pool.state.tasks().create_task(pool.now, &tenant, copy).unwrap();
+    for _ in 0..1000 {
+        pool.wait(1);
+        pool.state.tasks().fetch_tasks(pool.now, A, 10, MIB).unwrap();
+    }
+    let view = pool.state.task(copy).unwrap();
+    assert_eq!(view.status, TaskStatus::Failed, "{view:?}");
+    assert!(view.message.contains("did not bring the object into memory"), "{}", view.message);
+}
+
+#[test]
 fn running_promotion_is_what_a_task_copies_from() {
     let mut pool = pool();
     pool.put_on_disk_only(["k"]);

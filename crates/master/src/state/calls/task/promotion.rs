@@ -22,7 +22,9 @@ use crate::state::{
     inventory::{
         disks::readable_disk,
         new_copies::{begin_copies, end_copies},
-        promotions::{Prefetch, Promotion, RunningPromotion, request_for_task, request_promotion},
+        promotions::{
+            Prefetch, Promotion, RunningPromotion, forget_late, request_for_task, request_promotion,
+        },
     },
     lease::Timestamp,
     replica::Replica,
@@ -337,6 +339,9 @@ pub(super) fn await_promotion(
 ) {
     let Some(task) = calls.tasks.get(id) else { return };
     let (slot, client) = (task.subject.slot, task.client);
+    if forget_late(calls.inventory, now, slot) {
+        return calls.retry_task(now, id, TOO_LATE);
+    }
     match request_for_task(calls.inventory, now, slot, segments, id) {
         Prefetch::Queued => calls.tasks.queue(id, client, now + PROMOTION_PAUSE),
         Prefetch::Unneeded | Prefetch::Refused => {
