@@ -12,7 +12,7 @@ use std::{
 };
 
 use mooncake_base::{ErrorCode, Token};
-use mooncake_master::MasterConfig;
+use mooncake_master::{MasterConfig, config::StateDir};
 use mooncake_proto::v1::response;
 use mooncake_store_client::{
     BufferScope, ClientConfig, DiskConfig, Grid, GridDimension, GridParts, Parts,
@@ -318,6 +318,25 @@ fn reads_end_when_the_owner_leaves() {
     let _second = cluster.join_with(with_disk(directory.path())).expect("it is free again");
     await_disk(&reader, name);
     assert!(reader.get(name).unwrap().as_ref() == Some(value));
+}
+
+#[test]
+fn directory_leaves_once_the_master_knows() {
+    let (directory, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let state_dir = StateDir::At(state.path().to_owned());
+    let mut cluster =
+        start(1, MasterConfig { has_offload: true, state_dir, ..MasterConfig::embedded() });
+    let owner = owner(&cluster, directory.path());
+    cluster.nodes[0].put("k", b"value").unwrap();
+    await_disk(&owner, "k");
+    cluster.stop_master();
+    let error = owner.client.unmount_disks(Duration::ZERO).unwrap_err();
+    assert!(error.remedy().contains("stays open"), "{error}");
+    assert_eq!(owner.client.metrics().disk.directories.len(), 1, "it can be read");
+    cluster.start_master().unwrap();
+    until(LIMIT, "the directory has left", || {
+        owner.client.metrics().disk.directories.is_empty().then_some(())
+    });
 }
 
 #[test]

@@ -83,7 +83,8 @@ impl Client {
     /// are mounted.
     ///
     /// # Errors
-    /// `SEGMENT_NOT_FOUND`: the client has no directory.
+    /// `SEGMENT_NOT_FOUND`: the client has no directory. Those of the master, of the first directory that
+    /// it was not told of: such ones stay open until it knows, since readers are still sent to them.
     pub fn unmount_disks(&self, grace: Duration) -> Result<()> {
         self.inner.lifetime.check_open()?;
         let disks = &self.inner.disks;
@@ -92,14 +93,16 @@ impl Client {
             let text = "the client keeps no directory of records";
             return Err(Error::new(ErrorCode::SEGMENT_NOT_FOUND, text));
         }
+        let mut outcome = Ok(());
         for owner in open {
             owner.leave_at(SystemClock.now() + grace);
             if grace.is_zero() {
                 let calls = DirectoryCalls { client: &self.inner, owner };
-                calls.leave(self.inner.rpc.deadline());
+                let left = calls.leave(self.inner.rpc.deadline());
+                outcome = outcome.and(left);
             }
         }
-        Ok(())
+        outcome
     }
 }
 
@@ -179,12 +182,27 @@ impl DirectoryCalls<'_> {
     }
 
     /// Takes a directory out of the pool and closes it.
-    fn leave(&self, deadline: Moment) {
-        if let Err(error) = self.unmount(deadline) {
-            let path = self.owner.path().display();
-            tracing::warn!(%path, %error, "the master does not know that a directory has left");
+    ///
+    /// # Errors
+    /// Those of the master. The directory stays open until it knows.
+    fn leave(&self, deadline: Moment) -> Result<()> {
+        let is_unknown = |error: &Error| {
+            matches!(
+                error.code(),
+                ErrorCode::SEGMENT_NOT_FOUND
+                    | ErrorCode::ILLEGAL_CLIENT
+                    | ErrorCode::CLIENT_NOT_FOUND
+            )
+        };
+        match self.unmount(deadline) {
+            Err(error) if !is_unknown(&error) => Err(error
+                .with("path", self.owner.path().display())
+                .with_remedy("The directory stays open, and leaves once the master knows.")),
+            _ => {
+                self.owner.close();
+                Ok(())
+            }
         }
-        self.owner.close();
     }
 
     /// Reports all records of the directory.
@@ -300,13 +318,14 @@ impl<'a> Offload<'a> {
         let mut pause = PAUSE_MIN;
         let mut is_failing = false;
         while !self.directory.client.lifetime.is_closed() {
-            if let Some(time) = self.directory.owner.leaves_at() {
-                if self.directory.client.lifetime.sleep_or_closed(time.left(SystemClock.now())) {
-                    self.directory.leave(self.directory.client.rpc.deadline());
-                }
-                return;
-            }
-            match self.run_once() {
+            let leaves_at = self.directory.owner.leaves_at();
+            let outcome = match leaves_at.map(|time| time.left(SystemClock.now())) {
+                Some(left) if !self.directory.client.lifetime.sleep_or_closed(left) => return,
+                Some(_) => self.directory.leave(self.directory.client.rpc.deadline()),
+                None => self.run_once(),
+            };
+            match outcome {
+                Ok(()) if leaves_at.is_some() => return,
                 Ok(()) => (pause, is_failing) = (PAUSE_MIN, false),
                 Err(error) if error.kind() == ErrorKind::Closed => return,
                 Err(error) => {
