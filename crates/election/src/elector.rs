@@ -131,7 +131,7 @@ impl Elector {
     pub fn change_in_sync(&self, members: BTreeSet<MemberId>, deadline: Moment) -> Result<()> {
         let change = self.shared.election.lock().begin_change(members, SystemClock.now())?;
         let service = &self.shared.service;
-        let outcome = service.change_in_sync(&change.lease, &change.from, &change.to, deadline);
+        let outcome = service.change_in_sync(&change, deadline);
         if matches!(outcome, Ok(Hold::Held)) {
             self.shared.election.lock().end_change(&change);
             return Ok(());

@@ -16,15 +16,15 @@ use serde_json::{Value, json};
 use crate::{
     TEXTS,
     in_sync::InSyncSet,
-    service::{Acquisition, Basis, Bid, Hold, LeaseService, Snapshot, view_of},
+    service::{
+        Acquisition, Basis, Bid, CONNECT_TIMEOUT, Change, Hold, LeaseService, Snapshot,
+        after_watch, view_of,
+    },
     view::{ClusterId, Leader, LeaderAddress, Lease, OwnerToken},
 };
 
 /// Maximum length of an answer.
 const BYTES_MAX: u64 = 64 << 10;
-
-/// Time limit for connecting to a member.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A cluster's leader in etcd.
 #[derive(Debug)]
@@ -187,16 +187,10 @@ impl LeaseService for EtcdLease {
         Ok(Self::hold(&self.transaction(&self.is_held(lease), &[put], deadline)?))
     }
 
-    fn change_in_sync(
-        &self,
-        lease: &Lease,
-        from: &InSyncSet,
-        to: &InSyncSet,
-        deadline: Moment,
-    ) -> Result<Hold> {
-        let [owner, term] = self.is_held(lease);
-        let compare = [owner, term, self.set_is(from)];
-        Ok(Self::hold(&self.transaction(&compare, &[self.put_set(to)], deadline)?))
+    fn change_in_sync(&self, change: &Change, deadline: Moment) -> Result<Hold> {
+        let [owner, term] = self.is_held(&change.lease);
+        let compare = [owner, term, self.set_is(&change.from)];
+        Ok(Self::hold(&self.transaction(&compare, &[self.put_set(&change.to)], deadline)?))
     }
 
     fn mark_lost(&self, lost: &InSyncSet, deadline: Moment) -> Result<()> {
@@ -227,18 +221,12 @@ impl LeaseService for EtcdLease {
             }
             return Ok(seen.clone());
         }
-        self.read(deadline.max(soon()))
+        self.read(after_watch(deadline))
     }
 
     fn close(&self) {
         self.gateway.close();
     }
-}
-
-/// A read after a watch needs a little time, although the watch has used up its own.
-fn soon() -> Moment {
-    use mooncake_base::{Clock, SystemClock};
-    SystemClock.now() + CONNECT_TIMEOUT
 }
 
 /// etcd counts leases in seconds. A lease in etcd that is longer than ours is safe.

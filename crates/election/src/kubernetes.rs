@@ -21,7 +21,9 @@ use api::Written;
 use crate::{
     etcd::whole_seconds,
     in_sync::InSyncSet,
-    service::{Acquisition, Basis, Bid, Hold, LeaseService, Snapshot, view_of},
+    service::{
+        Acquisition, Basis, Bid, Change, Hold, LeaseService, Snapshot, after_watch, view_of,
+    },
     view::{Leader, LeaderAddress, Lease, OwnerToken},
 };
 
@@ -188,16 +190,10 @@ impl LeaseService for KubernetesLease {
         })
     }
 
-    fn change_in_sync(
-        &self,
-        lease: &Lease,
-        from: &InSyncSet,
-        to: &InSyncSet,
-        deadline: Moment,
-    ) -> Result<Hold> {
-        self.update_if_held(lease, deadline, |object| {
-            let holds = annotation(object, IN_SYNC) == Some(&*from.value());
-            annotate(object, IN_SYNC, &to.value());
+    fn change_in_sync(&self, change: &Change, deadline: Moment) -> Result<Hold> {
+        self.update_if_held(&change.lease, deadline, |object| {
+            let holds = annotation(object, IN_SYNC) == Some(&*change.from.value());
+            annotate(object, IN_SYNC, &change.to.value());
             Ok(holds)
         })
     }
@@ -230,7 +226,7 @@ impl LeaseService for KubernetesLease {
         };
         match self.api.wait_for_change(&self.name, &seen.mark, end) {
             Err(error) if error.code() != ErrorCode::RPC_TIMEOUT => Err(error),
-            _ => self.read(deadline.max(SystemClock.now() + Duration::from_secs(2))),
+            _ => self.read(after_watch(deadline)),
         }
     }
 

@@ -26,7 +26,7 @@ use mooncake_kv_client::ErrorTexts;
 pub use elector::Elector;
 pub use in_sync::{InSyncSet, MemberId};
 pub use rules::{Election, Role, Timing};
-pub use service::{Acquisition, Basis, Bid, Hold, LeaseService, Snapshot};
+pub use service::{Acquisition, Basis, Bid, Change, Hold, LeaseService, Snapshot};
 pub use view::{ClusterId, Leader, LeaderAddress, Lease, OwnerToken, View};
 
 /// The messages of errors of lease services.

@@ -22,15 +22,15 @@ use mooncake_kv_client::{
 use crate::{
     TEXTS,
     in_sync::InSyncSet,
-    service::{Acquisition, Basis, Bid, Hold, LeaseService, Snapshot, view_of},
+    service::{
+        Acquisition, Basis, Bid, CONNECT_TIMEOUT, Change, Hold, LeaseService, Snapshot,
+        after_watch, view_of,
+    },
     view::{ClusterId, Leader, LeaderAddress, Lease, OwnerToken},
 };
 
 /// Maximum length of a value.
 const BYTES_MAX: usize = 64 << 10;
-
-/// Time limit for connecting.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Interval at which a watch reads the values. Redis announces no expiry of a key to all of its
 /// clients, and masters of other programs announce nothing.
@@ -200,15 +200,9 @@ impl LeaseService for RedisLease {
         self.run_if_held(lease, ANNOUNCE, &[address.as_bytes()], deadline)
     }
 
-    fn change_in_sync(
-        &self,
-        lease: &Lease,
-        from: &InSyncSet,
-        to: &InSyncSet,
-        deadline: Moment,
-    ) -> Result<Hold> {
-        let (from, to) = (from.value(), to.value());
-        self.run_if_held(lease, CHANGE, &[from.as_bytes(), to.as_bytes()], deadline)
+    fn change_in_sync(&self, change: &Change, deadline: Moment) -> Result<Hold> {
+        let (from, to) = (change.from.value(), change.to.value());
+        self.run_if_held(&change.lease, CHANGE, &[from.as_bytes(), to.as_bytes()], deadline)
     }
 
     fn mark_lost(&self, lost: &InSyncSet, deadline: Moment) -> Result<()> {
@@ -224,7 +218,7 @@ impl LeaseService for RedisLease {
         subscription.ask(&[b"SUBSCRIBE", self.leader_key.as_bytes()])?;
         loop {
             // Changes after this read are announced to the subscription.
-            let snapshot = self.read(deadline.max(SystemClock.now() + CONNECT_TIMEOUT))?;
+            let snapshot = self.read(after_watch(deadline))?;
             let left = deadline.left(SystemClock.now());
             if !snapshot.has_values_of(seen) || left.is_zero() {
                 return Ok(snapshot);

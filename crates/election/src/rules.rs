@@ -12,11 +12,10 @@ use std::{collections::BTreeSet, time::Duration};
 
 use mooncake_base::{Error, Moment, Result, random::SplitMix64};
 
-pub use self::in_sync::Change;
 use self::in_sync::KnownSets;
 use crate::{
     in_sync::{InSyncSet, MemberId},
-    service::{Acquisition, Basis, Bid, Hold, Snapshot},
+    service::{Acquisition, Basis, Bid, Change, Hold, Snapshot},
     view::{Lease, OwnerToken, View},
 };
 

@@ -1,13 +1,16 @@
 //! The seam to a lease service.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
-use mooncake_base::{Moment, Result};
+use mooncake_base::{Clock, Moment, Result, SystemClock};
 
 use crate::{
     in_sync::InSyncSet,
     view::{Leader, Lease, OwnerToken, View},
 };
+
+/// Time limit for connecting to a service.
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The values in the service at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -40,6 +43,17 @@ pub struct Bid {
     pub basis: Basis,
     /// The in-sync set if the attempt wins.
     pub set: InSyncSet,
+}
+
+/// A change of the in-sync set, for [`LeaseService::change_in_sync`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// The lease that must be held.
+    pub lease: Lease,
+    /// The set that must be in the service.
+    pub from: InSyncSet,
+    /// The set that replaces it.
+    pub to: InSyncSet,
 }
 
 /// The outcome of an attempt.
@@ -93,17 +107,11 @@ pub trait LeaseService: fmt::Debug + Send + Sync {
     /// Those of [`acquire`](Self::acquire).
     fn announce(&self, lease: &Lease, address: &str, deadline: Moment) -> Result<Hold>;
 
-    /// Replaces the set `from` by `to` if the lease is held. One transaction.
+    /// Replaces the set `from` of the change by `to` if its lease is held. One transaction.
     ///
     /// # Errors
     /// Those of [`acquire`](Self::acquire).
-    fn change_in_sync(
-        &self,
-        lease: &Lease,
-        from: &InSyncSet,
-        to: &InSyncSet,
-        deadline: Moment,
-    ) -> Result<Hold>;
+    fn change_in_sync(&self, change: &Change, deadline: Moment) -> Result<Hold>;
 
     /// Writes a set without members unless there is a set, so that no member without a history founds
     /// the cluster again.
@@ -143,6 +151,11 @@ impl Bid {
 /// The view of the leader in the service, which counted to `term`.
 pub(crate) fn view_of(term: u64, in_sync: Option<&InSyncSet>) -> View {
     View(in_sync.map_or(0, |set| set.view_base).saturating_add(term))
+}
+
+/// The deadline of a read after a watch: it needs a little time, although the watch has used up its own.
+pub(crate) fn after_watch(deadline: Moment) -> Moment {
+    deadline.max(SystemClock.now() + CONNECT_TIMEOUT)
 }
 
 impl Snapshot {

@@ -6,22 +6,12 @@ use mooncake_base::{Error, ErrorCode, Result};
 
 use crate::{
     in_sync::{InSyncSet, MemberId},
+    service::Change,
     view::Lease,
 };
 
 /// Maximum number of changes whose outcome is not known.
 const UNRESOLVED_MAX: usize = 16;
-
-/// A change of the in-sync set, for [`LeaseService::change_in_sync`](crate::LeaseService::change_in_sync).
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Change {
-    /// The lease that must be held.
-    pub lease: Lease,
-    /// The set that must be in the service.
-    pub from: InSyncSet,
-    /// The set that replaces it.
-    pub to: InSyncSet,
-}
 
 /// The set in the service, and those that may have replaced it.
 #[derive(Debug)]

@@ -6,10 +6,10 @@ use std::{collections::BTreeSet, time::Duration};
 
 use mooncake_base::{Moment, random::SplitMix64};
 
-use super::{Answer, Call, Change, Election, History, Request, Role, Step, Timing};
+use super::{Answer, Call, Election, History, Request, Role, Step, Timing};
 use crate::{
     in_sync::{InSyncSet, MemberId},
-    service::{Acquisition, Basis, Hold, Snapshot, view_of},
+    service::{Acquisition, Basis, Change, Hold, Snapshot, view_of},
     view::{Leader, LeaderAddress, Lease, OwnerToken},
 };
 

@@ -11,7 +11,7 @@ use std::{
 
 use mooncake_base::{Clock, SystemClock};
 use mooncake_election::{
-    Acquisition, Basis, Bid, Hold, InSyncSet, LeaderAddress, Lease, LeaseService, MemberId,
+    Acquisition, Basis, Bid, Change, Hold, InSyncSet, LeaderAddress, Lease, LeaseService, MemberId,
     OwnerToken, View,
 };
 
@@ -111,8 +111,10 @@ fn set_is_changed_only_by_its_leader(lease: &dyn LeaseService) {
     let first = InSyncSet::founded_by(&id("m"));
     let second = first.changed(won.view, BTreeSet::from([id("m"), id("n")])).unwrap();
     let third = second.changed(won.view, BTreeSet::from([id("n")])).unwrap();
-    let change =
-        |lease_of: &Lease, from, to| lease.change_in_sync(lease_of, from, to, soon()).unwrap();
+    let change = |lease_of: &Lease, from: &InSyncSet, to: &InSyncSet| {
+        let change = Change { lease: *lease_of, from: from.clone(), to: to.clone() };
+        lease.change_in_sync(&change, soon()).unwrap()
+    };
     assert_eq!(change(&won, &second, &third), Hold::Lost, "another set is there");
     assert_eq!(change(&Lease { owner: token(8), ..won }, &first, &second), Hold::Lost);
     assert_eq!(change(&won, &first, &second), Hold::Held);
