@@ -212,6 +212,7 @@ fn quota(quota: &v1::QuotaResult) -> Value {
         "requested_quota_bytes": quota.requested,
         "effective_quota_bytes": quota.effective,
         "charged_bytes": quota.charged,
+        "disk_bytes": quota.on_disk,
         "admission_closed": quota.charged >= quota.effective,
         "over_quota": quota.charged > quota.effective,
         "has_explicit_policy": true,

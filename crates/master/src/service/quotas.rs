@@ -127,5 +127,6 @@ fn quota_to_wire(quota: &TenantQuota) -> v1::QuotaResult {
         charged: quota.charged,
         refused: quota.refused,
         evicted_bytes: quota.evicted_bytes,
+        on_disk: quota.on_disk,
     }
 }

@@ -119,7 +119,7 @@ fn quotas_are_listed_set_and_removed() {
     let shown = |name: &str, bytes: u64| {
         json!({
             "tenant_id": name, "requested_quota_bytes": bytes, "effective_quota_bytes": 0,
-            "charged_bytes": 0, "admission_closed": true, "over_quota": false,
+            "charged_bytes": 0, "disk_bytes": 0, "admission_closed": true, "over_quota": false,
             "has_explicit_policy": true,
         })
     };

@@ -1330,6 +1330,9 @@ pub struct QuotaResult {
     pub refused: u64,
     #[prost(uint64, tag = "7")]
     pub evicted_bytes: u64,
+    /// Bytes of copies on disk, which the quota does not limit.
+    #[prost(uint64, tag = "8")]
+    pub on_disk: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SetQuotasRequest {
