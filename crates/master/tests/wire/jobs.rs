@@ -6,6 +6,7 @@ use std::{
 };
 
 use mooncake_master::{MasterConfig, config::StateDir};
+use mooncake_proto::columns::Record;
 use serde_json::{Value, json};
 
 use crate::support::{Running, eventually, get, http, whole_config};
@@ -157,6 +158,27 @@ fn quotas_are_listed_set_and_removed() {
     for method in ["DELETE", "GET"] {
         refused(ask(&running, method, one, ""), (404, -704, "OBJECT_NOT_FOUND"), "quota");
     }
+}
+
+#[test]
+fn quotas_tell_bytes_on_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("quotas.yaml");
+    std::fs::write(&path, "version: 1\ntenants:\n  - name: a\n    quota: 1KB\n").unwrap();
+    let running = Running::new(MasterConfig {
+        is_multi_tenant: true,
+        tenant_policy: path.to_str().unwrap().to_owned(),
+        has_offload: true,
+        adopts_disk_records: true,
+        ..whole_config()
+    });
+    let mut client = running.native();
+    client.join("127.0.0.1:1", 64 << 20);
+    let record = Record { tenant: "a", key: b"k", version: 1, length: 5000 };
+    client.mount_disk_with(&[record]);
+    let shown = ask(&running, "GET", "/api/v1/tenant_quotas?tenant_id=a", "").1;
+    let data = &shown["data"];
+    assert_eq!((&data["disk_bytes"], &data["charged_bytes"]), (&json!(5000), &json!(0)));
 }
 
 #[test]

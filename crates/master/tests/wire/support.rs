@@ -11,6 +11,7 @@ use bytes::{Bytes, BytesMut};
 use mooncake_base::{ClientId, SegmentId};
 use mooncake_master::{Addresses, Master, MasterConfig};
 use mooncake_proto::{
+    columns::Record,
     native_frame::{self, ServerGreeting},
     v1::{self, request, response},
 };
@@ -200,6 +201,36 @@ impl<S: Read + Write> NativeClient<S> {
         let response::Call::Mount(answer) = self.call(mount) else { panic!("mount") };
         assert_eq!(answer.results, [v1::ItemResult { failure: None }]);
         id
+    }
+
+    /// Mounts a disk that has records.
+    pub(crate) fn mount_disk_with(&mut self, records: &[Record<'_>]) {
+        let id = Bytes::copy_from_slice(&SegmentId::random().to_bytes());
+        let disk = v1::Segment {
+            id: id.clone(),
+            incarnation: 1,
+            name: "disk".to_owned(),
+            endpoint: "127.0.0.1:1".to_owned(),
+            length: 1 << 30,
+            kind: v1::SegmentKind::Disk.into(),
+            ..v1::Segment::default()
+        };
+        let mount = request::Call::MountDisk(v1::MountDiskRequest {
+            caller: self.caller(),
+            disk: Some(disk),
+            used: 0,
+            reports_all: true,
+        });
+        let response::Call::MountDisk(_) = self.call(mount) else { panic!("mount_disk") };
+        let report = request::Call::ReportRecords(v1::ReportRecordsRequest {
+            caller: self.caller(),
+            disk: id,
+            added: Some(v1::RecordColumns::pack(records.iter().copied())),
+            is_complete: true,
+            ..v1::ReportRecordsRequest::default()
+        });
+        let response::Call::ReportRecords(answer) = self.call(report) else { panic!("report") };
+        assert!(answer.stale.is_empty(), "{answer:?}");
     }
 
     /// Puts an object without writing a byte; the master does not check the content.
