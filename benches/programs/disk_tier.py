@@ -56,9 +56,9 @@ def joined(master: str, segment_bytes: int, **options: Any) -> Any:
 
 
 class Pool:
-    """A master, a process that lends memory, and a store with a directory."""
+    """A master, a process that lends memory, and a store, with a directory if one is named."""
 
-    def __init__(self, directory: Path, segment_bytes: int, *options: str) -> None:
+    def __init__(self, directory: Path | None, segment_bytes: int, *options: str) -> None:
         self._folder = tempfile.TemporaryDirectory()
         ports = Path(self._folder.name) / "ports.json"
         program = Path(sys.executable).with_name("mooncake_master")
@@ -78,9 +78,8 @@ class Pool:
         )
         assert self._lender.stdout is not None
         must(self._lender.stdout.readline() == "ready\n", "no memory")
-        self.store = joined(
-            self.address, 0, enable_ssd_offload=True, ssd_offload_path=str(directory)
-        )
+        tier = {"enable_ssd_offload": True, "ssd_offload_path": str(directory)}
+        self.store = joined(self.address, 0, **(tier if directory else {}))
 
     def end_lender(self) -> None:
         """Ends the process that lends memory: what it held is on disk only."""

@@ -1,0 +1,97 @@
+"""Measures what writing objects to disk costs the puts.
+
+    python benches/programs/disk_puts.py DIR
+
+Two pools run at the same time, one with a directory of records, one without. Rounds of puts of
+1 MiB alternate between them, at 200 a second or half of what `fio` writes to the directory,
+whichever is less. The share is the median time of a put with the directory over that without, of
+each round; the goal is at most 1.1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from disk_tier import MIB, Pool, await_copy, joined, must
+
+GOAL = 1.1
+PUTS_A_SECOND = 200
+PUTS_A_ROUND = 100
+
+
+def written_a_second(directory: Path) -> float:
+    """Returns how many MiB fio writes to the directory in a second."""
+    command = [
+        "fio", "--name=writes", "--direct=1", "--rw=write", "--iodepth=4", "--ioengine=libaio",
+        "--time_based", "--runtime=3", "--bs=1m", "--size=1g", f"--filename={directory / 'fio'}",
+        "--output-format=json",
+    ]  # fmt: skip
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    (directory / "fio").unlink(missing_ok=True)
+    return float(json.loads(output)["jobs"][0]["write"]["iops"])
+
+
+def put_all(store: Any, prefix: str, interval: float) -> list[float]:
+    """Puts objects at a steady rate; returns the times of the puts in milliseconds."""
+    value = os.urandom(MIB)
+    times = []
+    due = time.perf_counter()
+    for number in range(PUTS_A_ROUND):
+        time.sleep(max(0.0, due - time.perf_counter()))
+        begin = time.perf_counter()
+        must(store.put(f"{prefix}/{number}", value) == 0, "a put failed")
+        times.append((time.perf_counter() - begin) * 1e3)
+        due = max(due + interval, time.perf_counter())
+    return times
+
+
+def main() -> None:
+    """Runs the program."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("directory", type=Path, help="where the records go")
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    must(shutil.which("fio") is not None, "install fio")
+    records = options.directory / "records"
+    shutil.rmtree(records, ignore_errors=True)
+    records.mkdir(parents=True)
+    rate = min(PUTS_A_SECOND, written_a_second(options.directory) / 2)
+    memory = (options.rounds + 2) * PUTS_A_ROUND * MIB
+    pools = Pool(records, memory), Pool(None, memory)
+    writer = joined(pools[0].address, 0)
+    try:
+        stores = writer, pools[1].store
+        for store in stores:
+            put_all(store, "first", 1 / rate)
+        rows = []
+        for number in range(options.rounds):
+            with_disk, without = (
+                statistics.median(put_all(store, f"round{number}", 1 / rate)) for store in stores
+            )
+            await_copy(pools[0].store, f"round{number}/{PUTS_A_ROUND - 1}")
+            rows.append((with_disk, without, with_disk / without))
+        with_disk, without, share = (
+            statistics.median(column) for column in zip(*rows, strict=True)
+        )
+        print(f"puts of 1 MiB, {rate:.0f} a second: median {with_disk:.2f} ms with a directory,")
+        print(f"{without:.2f} ms without one; share {share:.2f}, goal {GOAL:.2f}")
+        print(f"shares of the rounds: {', '.join(f'{row[2]:.2f}' for row in rows)}")
+    finally:
+        writer.close()
+        for pool in pools:
+            pool.close()
+        shutil.rmtree(records, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
