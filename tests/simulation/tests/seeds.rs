@@ -72,6 +72,8 @@ fn no_invariant_is_violated_under_faults() {
     assert!(sums.torn_records > 0 && sums.disks_copied > 0 && sums.mounts_refused > 0, "{sums:?}");
     assert!(sums.disks_left > 0 && sums.late_hand_overs > 0 && sums.stale_records > 0, "{sums:?}");
     assert!(sums.audited_records > 0 && seen.disk_gets > runs / 10, "{seen:?}");
+    // Puts wait for objects that move down.
+    assert!(sums.waits_for_disks > runs && seen.waits_for_disks > runs / 20, "{sums:?}");
     assert!(sums.succeeded > runs / 2 && sums.drained > runs / 4, "{sums:?}");
 }
 
@@ -114,14 +116,15 @@ fn planted_bugs_are_found() {
         (Bug::CutsLaterLogs, 1),
         (Bug::TrustsUnsyncedLog, 0),
         (Bug::ReusesUnsyncedMemory, 9),
-        (Bug::CountsLateOffloads, 1),
+        (Bug::CountsLateOffloads, 3),
         (Bug::AdoptsRecords, 0),
         (Bug::IgnoresHandOverFences, 25),
         (Bug::TrustsUnsyncedRecords, 33),
         (Bug::AcceptsCopiedDirectories, 0),
         (Bug::TellsOfAwayDisks, 3),
         (Bug::CountsUnreportedRecords, 1),
-        (Bug::ReportsUnnumbered, 28),
+        (Bug::ReportsUnwritten, 33),
+        (Bug::ReportsUnnumbered, 111),
     ];
     for (name, bug) in Bug::ALL {
         let first = QUICKLY_FOUND.iter().find_map(|&(each, seed)| (each == bug).then_some(seed));

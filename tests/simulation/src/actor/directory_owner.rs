@@ -423,10 +423,13 @@ impl Simulator {
         let directory = &mut self.directories[own.number];
         let mut report = RecordReport::of(directory.id);
         let mut evicted = Vec::new();
+        let reports_unwritten = self.plan.has(Bug::ReportsUnwritten);
         for ((name, length), words) in read {
             let Some(words) = words.filter(|_| !is_late) else {
                 self.outcome.late_hand_overs += u64::from(is_late);
-                report.refused.push((name, length));
+                let outcome =
+                    if reports_unwritten { &mut report.added } else { &mut report.refused };
+                outcome.push((name, length));
                 continue;
             };
             self.history.check_words(&name, &words)?;

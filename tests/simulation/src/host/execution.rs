@@ -230,6 +230,7 @@ impl Simulator {
     /// Lets other calls run before the next slice of a call.
     fn postpone(&mut self, running: RunningCall, pending: Option<Pending>) {
         self.outcome.sliced += u64::from(running.slices == 1);
+        self.outcome.waits_for_disks += u64::from(matches!(pending, Some(Pending::Disks(_))));
         let pause = match pending {
             None | Some(Pending::Yield) => Duration::from_micros(20 + self.random.below(300)),
             Some(Pending::Busy) => Duration::from_millis(1),

@@ -91,11 +91,14 @@ pub enum Bug {
     /// The owner of a directory sends its reports without numbers, so that they count again when they
     /// arrive once more, after later ones.
     ReportsUnnumbered,
+    /// The owner of a directory reports objects that it could not read or write, so that the memory of
+    /// objects that move down is given away.
+    ReportsUnwritten,
 }
 
 impl Bug {
     /// All planted bugs, with their names on the command line.
-    pub const ALL: [(&str, Self); 40] = [
+    pub const ALL: [(&str, Self); 41] = [
         ("replies-before-log", Self::RepliesBeforeLog),
         ("forgets-fences", Self::ForgetsFences),
         ("frees-too-early", Self::FreesTooEarly),
@@ -136,6 +139,7 @@ impl Bug {
         ("tells-of-away-disks", Self::TellsOfAwayDisks),
         ("counts-unreported-records", Self::CountsUnreportedRecords),
         ("reports-unnumbered", Self::ReportsUnnumbered),
+        ("reports-unwritten", Self::ReportsUnwritten),
     ];
 
     /// Returns whether the bug shows only where clients have directories of records.
@@ -148,6 +152,7 @@ impl Bug {
                 | Self::CountsUnreportedRecords
                 | Self::IgnoresHandOverFences
                 | Self::ReportsUnnumbered
+                | Self::ReportsUnwritten
                 | Self::TellsOfAwayDisks
                 | Self::TrustsUnsyncedRecords
         )
@@ -341,6 +346,12 @@ impl Plan {
                 (faults.duplicated, faults.slow) = (300, 200);
                 (faults.slow_max, faults.client_crash) = (Duration::from_secs(8), 0);
                 (disks.owners, disks.faults.leave) = (1000, 0);
+            }
+            Bug::ReportsUnwritten => {
+                (disks.owners, disks.faults.full) = (1000, 300);
+                if let Some(rules) = &mut self.rules.offload {
+                    (rules.is_on_eviction, rules.drops_when_full) = (true, false);
+                }
             }
             Bug::AcceptsCopiedDirectories => disks.faults.copy = 500,
             Bug::TellsOfAwayDisks => disks.faults.leave = 200,

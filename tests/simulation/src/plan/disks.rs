@@ -93,6 +93,17 @@ impl Plan {
             self.keys *= 2;
             self.segment_words = words * random.between(3, 12);
         }
+        if random.happens(300) {
+            self.move_on_eviction(random);
+        }
+    }
+
+    /// Writes objects to directories when their memory is needed, and not when they are put.
+    fn move_on_eviction(&mut self, random: &mut Random) {
+        let Some(rules) = &mut self.rules.offload else { return };
+        rules.is_on_eviction = true;
+        rules.drops_when_full = random.happens(300);
+        rules.moves_max = random.between(1, 30) as usize;
     }
 
     /// Returns the rules of the master, as a planted bug changes them.

@@ -123,6 +123,8 @@ counts! {
     late_hand_overs,
     /// Records that counted when they were reported.
     offloaded,
+    /// Times that a put waited until disks had taken objects over.
+    waits_for_disks,
     /// Records that could not be written.
     records_refused,
     /// Records that went for others.
