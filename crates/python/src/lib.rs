@@ -3,11 +3,12 @@
 //!
 //! | File | Content |
 //! |---|---|
-//! | [`store`] | `Store`, a handle on a pool: its blocking calls |
-//! | [`pending`], [`workers`] | the same calls for event loops, made by a bounded pool of threads |
+//! | [`store`], `store/calls.rs` | `Store`, a handle on a pool, whose calls block |
+//! | [`pending`], [`workers`] | `Pending`, the calls of an event loop, made by a bounded pool of threads |
+//! | [`verbs`] | the calls of both, a file for each subject |
 //! | `store/open.rs`, `store/settings.rs`, `store/pool.rs` | an open store; its settings; the memory pool of a dummy client |
-//! | `store/outcome.rs`, `store/calls.rs` | arguments and outcomes that blocking calls and event loops share; what several methods have in common |
-//! | `store/transfer.rs`, `store/fetch.rs`, `store/located.rs` | puts and gets; gets into memory that is allocated for them; several reads of one version |
+//! | `store/outcome.rs` | arguments and outcomes of calls |
+//! | `store/transfer.rs`, `store/located.rs` | puts and gets; several reads of one version |
 //! | `store/parts.rs`, `store/grids.rs` | parts of many objects; ranges at regular distances |
 //! | `store/status_codes.rs` | batches of upstream's calls, which answer with codes |
 //! | `store/details.rs`, `store/describe.rs`, `store/tasks.rs`, `store/advice.rs` | an object, the pool and tasks as dictionaries; warnings about puts |
@@ -41,6 +42,7 @@ mod rdma;
 mod rpc;
 mod runtime;
 mod store;
+mod verbs;
 mod workers;
 
 /// The classes and functions that the package `mooncake` is built on.

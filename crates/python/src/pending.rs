@@ -17,35 +17,15 @@ use std::{
 };
 
 use mooncake_base::sync::Mutex;
-use mooncake_base::{Clock, Error, ObjectKey, Result, SystemClock, Version};
+use mooncake_base::{Clock, Error, Result, SystemClock};
 use mooncake_os::call_limit::{CallLimit, run_under};
-use mooncake_store_client::{
-    Client, DrainInfo, NewDrain, NewTask, ProbeTerms, RemovalTerms, Selector,
-};
-use mooncake_transfer_engine::LocalRange;
-use pyo3::{IntoPyObjectExt, prelude::*};
+use mooncake_store_client::Client;
+use pyo3::prelude::*;
 
 use crate::{
-    argument::{
-        PackedKeys, Unsigned, call_with_valid, check_same_length, invalid_as_missing, object_keys,
-        selector,
-    },
-    buffer::{Buffer, Views},
     error::{or_raise, py_error},
-    options::PutOptions,
-    store::{
-        Keys, Open, Store, describe,
-        details::Details,
-        grids::{GridArgument, GridTable},
-        located::{Located, RangeRead},
-        outcome::{
-            Absent, batch_options, done, is_there, length_of, listing, outcome_list, probe,
-            probe_suffixes, removal_numbers, single_key, terms_of_sweep, writable_views,
-        },
-        settings::seconds,
-        tasks::{self, IdParts},
-        transfer::{self, GetTerms},
-    },
+    store::{Open, Store, settings::seconds},
+    verbs::Driver,
     workers::{self, DropQueue},
 };
 
@@ -126,393 +106,9 @@ impl Pending {
         };
         Ok(done.into_iter().map(to_object_pair).collect())
     }
-
-    /// Begins to put values. The outcome of each item is true if the value was stored.
-    #[pyo3(signature = (keys, values, *, options = None, is_upsert = false, if_absent = None))]
-    fn put<'py>(
-        &self,
-        py: Python<'py>,
-        keys: Keys<'py>,
-        values: Vec<Bound<'py, PyAny>>,
-        options: Option<&Bound<'py, PutOptions>>,
-        is_upsert: bool,
-        if_absent: Option<Absent<'py>>,
-    ) -> PyResult<u64> {
-        or_raise(py, check_same_length("values", values.len(), keys.len()))?;
-        let views = values.iter().map(Views::of).collect::<PyResult<Vec<_>>>()?;
-        let names = PackedKeys::from_slice(&keys)?;
-        let options = batch_options(py, options, is_upsert, keys.len(), if_absent.as_ref())?;
-        let keys = unbound(keys);
-        self.begin(py, move |client| {
-            let stored = client.map(|client| {
-                let ranges: Vec<&[LocalRange]> = views.iter().map(Views::ranges).collect();
-                let stored = transfer::put(client, &names, &ranges, options).into_iter();
-                stored.map(|stored| stored.map(|version| version.is_some())).collect()
-            });
-            Box::new(move |py| {
-                drop(views);
-                outcome_objects(py, &keys, stored)
-            })
-        })
-    }
-
-    /// Begins to get objects, as bytes or as buffers.
-    #[pyo3(signature = (keys, *, as_bytes = false, lease = true))]
-    fn get<'py>(
-        &self,
-        py: Python<'py>,
-        keys: Keys<'py>,
-        as_bytes: bool,
-        lease: bool,
-    ) -> PyResult<u64> {
-        let names = invalid_as_missing(object_keys(&keys)?);
-        let keys = unbound(keys);
-        self.begin(py, move |client| {
-            let fetched = client.map(|client| fetch(client, names, lease));
-            Box::new(move |py| {
-                if !as_bytes {
-                    return outcome_objects(py, &keys, fetched);
-                }
-                let bytes = |got: Result<Buffer>| got.map(|buffer| buffer.to_bytes(py));
-                outcome_objects(
-                    py,
-                    &keys,
-                    fetched.map(|fetched| fetched.into_iter().map(bytes).collect()),
-                )
-            })
-        })
-    }
-
-    /// Begins to get objects into writable buffers. The outcome of each item is the object's
-    /// length.
-    #[pyo3(signature = (keys, buffers, *, lease = true))]
-    fn read_into<'py>(
-        &self,
-        py: Python<'py>,
-        keys: Keys<'py>,
-        buffers: Vec<Bound<'py, PyAny>>,
-        lease: bool,
-    ) -> PyResult<u64> {
-        let views = writable_views(&keys, &buffers)?;
-        let names = invalid_as_missing(object_keys(&keys)?);
-        let keys = unbound(keys);
-        self.begin(py, move |client| {
-            let lengths = client.map(|client| {
-                let ranges: Vec<_> = views.iter().map(Views::ranges).collect();
-                let terms = GetTerms { is_exact: false, takes_lease: lease };
-                transfer::get_into(client, names, &ranges, terms)
-            });
-            Box::new(move |py| {
-                drop(views);
-                outcome_objects(py, &keys, lengths)
-            })
-        })
-    }
-
-    /// Begins to locate objects, to read ranges of them.
-    #[pyo3(signature = (keys, *, lease = true))]
-    fn locate<'py>(&self, py: Python<'py>, keys: Keys<'py>, lease: bool) -> PyResult<u64> {
-        self.begin_for_keys(py, keys, move |client, names| Located::find(client, names, lease))
-    }
-
-    /// Begins to read a range of a located object as `bytes`.
-    fn read_located(
-        &self,
-        py: Python<'_>,
-        located: &Bound<'_, Located>,
-        offset: Unsigned,
-        length: Unsigned,
-    ) -> PyResult<u64> {
-        let (buffer, range) = Buffer::uninit(length.0 as u64, false)?;
-        let located = located.get().clone();
-        self.begin(py, move |client| {
-            let read = client.and_then(|client| located.read(client, offset.0 as u64, &[range]));
-            Box::new(move |py| {
-                or_raise(py, read)?;
-                to_object(py, buffer.to_bytes(py))
-            })
-        })
-    }
-
-    /// Begins to read a range of a located object into a writable buffer, which is filled.
-    fn read_located_into(
-        &self,
-        py: Python<'_>,
-        located: &Bound<'_, Located>,
-        offset: Unsigned,
-        buffer: &Bound<'_, PyAny>,
-    ) -> PyResult<u64> {
-        let range = RangeRead::new(located, offset, buffer)?;
-        self.begin(py, move |client| {
-            let read = client.and_then(|client| range.read(client));
-            Box::new(move |py| {
-                drop(range);
-                to_object(py, or_raise(py, read)?)
-            })
-        })
-    }
-
-    /// Begins to read ranges of objects into memory at addresses, which belongs to `owner`. The
-    /// outcome of each item is the number of bytes, the version, and the value of the tag.
-    #[pyo3(signature = (keys, grids, owner, *, lease = true, tag = ""))]
-    fn read_grids<'py>(
-        &self,
-        py: Python<'py>,
-        keys: Keys<'py>,
-        grids: Vec<Vec<GridArgument>>,
-        owner: Py<PyAny>,
-        lease: bool,
-        tag: &str,
-    ) -> PyResult<u64> {
-        let table = GridTable::new(&keys, grids, py)?;
-        let (keys, tag) = (unbound(keys), tag.to_owned());
-        self.begin(py, move |client| {
-            let read = client.map(|client| table.read(client, false, lease, &tag));
-            Box::new(move |py| {
-                drop(owner);
-                outcome_objects(py, &keys, read)
-            })
-        })
-    }
-
-    /// Begins to check which objects exist.
-    #[pyo3(signature = (keys, *, lease = true, prefetch = false))]
-    fn exists<'py>(
-        &self,
-        py: Python<'py>,
-        keys: Keys<'py>,
-        lease: bool,
-        prefetch: bool,
-    ) -> PyResult<u64> {
-        let terms = ProbeTerms { takes_lease: lease, prefetches: prefetch };
-        self.begin_for_keys(py, keys, move |client, names| {
-            probe(client, names, terms).into_iter().map(is_there).collect()
-        })
-    }
-
-    /// Begins to look for objects with the keys, or else with a suffix.
-    fn exists_or_suffixed<'py>(
-        &self,
-        py: Python<'py>,
-        keys: Keys<'py>,
-        suffixes: Vec<Vec<u8>>,
-    ) -> PyResult<u64> {
-        self.begin_for_keys(py, keys, move |client, names| probe_suffixes(client, names, &suffixes))
-    }
-
-    /// Begins to look up the lengths of objects.
-    #[pyo3(signature = (keys, *, lease = true))]
-    fn sizes<'py>(&self, py: Python<'py>, keys: Keys<'py>, lease: bool) -> PyResult<u64> {
-        self.begin_for_keys(py, keys, move |client, names| {
-            let terms = ProbeTerms { takes_lease: lease, prefetches: false };
-            probe(client, names, terms).into_iter().map(length_of).collect()
-        })
-    }
-
-    /// Begins to ask what the master knows of objects.
-    fn describe<'py>(&self, py: Python<'py>, keys: Keys<'py>) -> PyResult<u64> {
-        self.begin_for_keys(py, keys, move |client, names| {
-            let found = call_with_valid(names, |names| client.details(&names));
-            found.into_iter().map(|found| found.map(Details::from)).collect()
-        })
-    }
-
-    /// Begins to let objects expire after that time from now; `None`: never.
-    fn set_expiry<'py>(
-        &self,
-        py: Python<'py>,
-        keys: Keys<'py>,
-        ttl_ms: Option<u64>,
-    ) -> PyResult<u64> {
-        let ttl = ttl_ms.map(Duration::from_millis);
-        self.begin_for_keys(py, keys, move |client, names| {
-            done(call_with_valid(names, |names| client.set_expiry(&names, ttl)))
-        })
-    }
-
-    /// Begins to remove objects, or those that have a version.
-    #[pyo3(signature = (keys, *, force = false, spare_pinned = false, if_version = None))]
-    fn remove<'py>(
-        &self,
-        py: Python<'py>,
-        keys: Keys<'py>,
-        force: bool,
-        spare_pinned: bool,
-        if_version: Option<u64>,
-    ) -> PyResult<u64> {
-        let if_version = if_version.map(Version);
-        let terms = RemovalTerms { is_forced: force, spares_hard_pinned: spare_pinned, if_version };
-        self.begin_for_keys(py, keys, move |client, names| {
-            done(call_with_valid(names, |names| client.remove_under(&names, &terms)))
-        })
-    }
-
-    /// Begins to remove all objects, or those that a regex or a prefix selects. The outcome is
-    /// what the blocking call returns.
-    #[pyo3(signature = (*, regex = None, prefix = None, force = false, spare_pinned = false))]
-    fn remove_matching(
-        &self,
-        py: Python<'_>,
-        regex: Option<String>,
-        prefix: Option<Vec<u8>>,
-        force: bool,
-        spare_pinned: bool,
-    ) -> PyResult<u64> {
-        let which = or_raise(py, selector(regex, prefix))?;
-        let terms = terms_of_sweep(force, spare_pinned);
-        self.begin(py, move |client| {
-            let counts = client.and_then(|client| client.remove_matching_under(&which, &terms));
-            Box::new(move |py| to_object(py, removal_numbers(or_raise(py, counts)?)))
-        })
-    }
-
-    /// Begins to list one page of the objects whose key has a prefix.
-    #[pyo3(signature = (*, prefix = Vec::new(), after = None, limit = 0))]
-    fn list(
-        &self,
-        py: Python<'_>,
-        prefix: Vec<u8>,
-        after: Option<Vec<u8>>,
-        limit: u32,
-    ) -> PyResult<u64> {
-        let after = or_raise(py, after.map(ObjectKey::new).transpose())?;
-        let prefix = Selector::Prefix(prefix);
-        self.begin(py, move |client| {
-            let page = client.and_then(|client| client.list(&prefix, after.as_ref(), limit));
-            Box::new(move |py| to_object(py, listing(py, or_raise(py, page)?)))
-        })
-    }
-
-    /// Begins to list the segments of the pool.
-    fn segments(&self, py: Python<'_>) -> PyResult<u64> {
-        self.begin(py, move |client| {
-            let segments = client.and_then(Client::segments);
-            Box::new(move |py| {
-                let segments = or_raise(py, segments)?;
-                let described: PyResult<Vec<_>> =
-                    segments.iter().map(|segment| describe::segment(py, segment)).collect();
-                to_object(py, described?)
-            })
-        })
-    }
-
-    /// Begins to get the status of the master.
-    fn status(&self, py: Python<'_>) -> PyResult<u64> {
-        self.begin(py, move |client| {
-            let status = client.and_then(Client::status);
-            Box::new(move |py| to_object(py, describe::status(py, &or_raise(py, status)?)?))
-        })
-    }
-
-    /// Begins to locate the copies of objects.
-    #[pyo3(signature = (keys, *, lease = true))]
-    fn replicas<'py>(&self, py: Python<'py>, keys: Keys<'py>, lease: bool) -> PyResult<u64> {
-        let names = invalid_as_missing(object_keys(&keys)?);
-        let keys = unbound(keys);
-        self.begin(py, move |client| {
-            let described =
-                client.map(|client| call_with_valid(names, |names| client.describe(&names, lease)));
-            Box::new(move |py| {
-                let mut places = Vec::with_capacity(keys.len());
-                for located in or_raise(py, described)? {
-                    places.push(match located {
-                        Ok(located) => Ok(describe::places(py, &located)?),
-                        Err(error) => Err(error),
-                    });
-                }
-                outcome_objects(py, &keys, Ok(places))
-            })
-        })
-    }
-
-    /// Begins to create a copy task. The outcome is the id of the task.
-    fn copy_object<'py>(
-        &self,
-        py: Python<'py>,
-        key: Bound<'py, PyAny>,
-        targets: Vec<String>,
-    ) -> PyResult<u64> {
-        let key = or_raise(py, single_key(key)?)?;
-        self.begin_task(py, NewTask::Copy { key, targets })
-    }
-
-    /// Begins to create a move task. The outcome is the id of the task.
-    fn move_object<'py>(
-        &self,
-        py: Python<'py>,
-        key: Bound<'py, PyAny>,
-        source: String,
-        target: String,
-    ) -> PyResult<u64> {
-        let key = or_raise(py, single_key(key)?)?;
-        self.begin_task(py, NewTask::Move { key, source, target })
-    }
-
-    /// Begins to query a task.
-    fn task(&self, py: Python<'_>, task_id: IdParts) -> PyResult<u64> {
-        self.begin(py, move |client| {
-            let info = client.and_then(|client| tasks::info(client, task_id));
-            Box::new(move |py| to_object(py, tasks::task(py, &or_raise(py, info)?)?))
-        })
-    }
-
-    /// Begins to start a drain of segments.
-    #[pyo3(signature = (segments, *, targets = Vec::new(), concurrency = 0, may_evict = false))]
-    fn drain(
-        &self,
-        py: Python<'_>,
-        segments: Vec<String>,
-        targets: Vec<String>,
-        concurrency: u32,
-        may_evict: bool,
-    ) -> PyResult<u64> {
-        let new = NewDrain { segments, targets, concurrency, may_evict };
-        self.begin_drain_call(py, move |client| client.drain(&new))
-    }
-
-    /// Begins to query a drain.
-    fn drain_info(&self, py: Python<'_>, job_id: IdParts) -> PyResult<u64> {
-        self.begin_drain_call(py, move |client| client.drain_info(tasks::job_id(job_id)))
-    }
-
-    /// Begins to cancel a drain.
-    fn cancel_drain(&self, py: Python<'_>, job_id: IdParts) -> PyResult<u64> {
-        self.begin_drain_call(py, move |client| client.cancel_drain(tasks::job_id(job_id)))
-    }
-
-    /// Begins to check that the master answers and knows this client.
-    fn health(&self, py: Python<'_>) -> PyResult<u64> {
-        self.begin(py, move |client| {
-            let health = client.and_then(Client::health);
-            Box::new(move |py| {
-                or_raise(py, health)?;
-                Ok(py.None())
-            })
-        })
-    }
 }
 
 impl Pending {
-    /// Begins to create a task. The outcome is its id.
-    fn begin_task(&self, py: Python<'_>, task: NewTask) -> PyResult<u64> {
-        self.begin(py, move |client| {
-            let id = client.and_then(|client| tasks::create(client, task));
-            Box::new(move |py| to_object(py, or_raise(py, id)?))
-        })
-    }
-
-    /// Begins a call that returns the state of a drain.
-    fn begin_drain_call(
-        &self,
-        py: Python<'_>,
-        call: impl FnOnce(&Client) -> Result<DrainInfo> + Send + 'static,
-    ) -> PyResult<u64> {
-        self.begin(py, move |client| {
-            let info = client.and_then(call);
-            Box::new(move |py| to_object(py, tasks::drain(py, &or_raise(py, info)?)?))
-        })
-    }
-
     /// Submits a call to the worker threads; returns its number.
     fn begin(
         &self,
@@ -534,22 +130,28 @@ impl Pending {
         or_raise(py, workers::submit(Box::new(job)))?;
         Ok(number)
     }
+}
 
-    /// Begins a call that has an outcome for each key.
-    fn begin_for_keys<'py, T>(
+impl Driver for Pending {
+    type Begun = u64;
+
+    fn drive<H, T>(
         &self,
-        py: Python<'py>,
-        keys: Keys<'py>,
-        call: impl FnOnce(&Client, Vec<Result<ObjectKey>>) -> Vec<Result<T>> + Send + 'static,
-    ) -> PyResult<u64>
+        py: Python<'_>,
+        held: H,
+        work: impl FnOnce(&Client, &H) -> Result<T> + Send + 'static,
+        finish: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
+    ) -> PyResult<Self::Begun>
     where
-        T: for<'a> IntoPyObject<'a> + Send + 'static,
+        H: Send + Sync + 'static,
+        T: Send + 'static,
     {
-        let names = invalid_as_missing(object_keys(&keys)?);
-        let keys = unbound(keys);
         self.begin(py, move |client| {
-            let results = client.map(|client| call(client, names));
-            Box::new(move |py| outcome_objects(py, &keys, results))
+            let value = client.and_then(|client| work(client, &held));
+            Box::new(move |py| {
+                drop(held);
+                finish(py, or_raise(py, value)?)
+            })
         })
     }
 }
@@ -616,54 +218,6 @@ fn waker_pair() -> Result<(UnixStream, UnixStream)> {
         Ok((near, far))
     });
     pair.map_err(|error| Error::internal("no socket pair to wake the event loop").caused_by(error))
-}
-
-/// Gets objects into buffers that own their memory.
-fn fetch(client: &Client, names: Vec<Result<ObjectKey>>, takes_lease: bool) -> Vec<Result<Buffer>> {
-    let target = |length| {
-        Buffer::uninit(length, false)
-            .map_err(|_| Error::internal("no memory for the object").with("length", length))
-    };
-    let located = transfer::locate(client, names, takes_lease);
-    let targets: Vec<Result<(Buffer, LocalRange)>> = located
-        .iter()
-        .map(|located| located.as_ref().map_err(Clone::clone).and_then(|l| target(l.length())))
-        .collect();
-    let wanted = located
-        .iter()
-        .zip(&targets)
-        .map(|(located, target)| match target {
-            Ok(_) => located.as_ref().map_err(Clone::clone),
-            Err(error) => Err(error.clone()),
-        })
-        .collect();
-    let ranges: Vec<_> = targets.iter().flatten().map(|(_, range)| *range).collect();
-    let read = transfer::read(client, wanted, &ranges);
-    let filled = |(target, read): (Result<(Buffer, LocalRange)>, Result<u64>)| {
-        let (buffer, _) = target?;
-        read.map(|_| buffer)
-    };
-    targets.into_iter().zip(read).map(filled).collect()
-}
-
-/// Returns a list with each value, or the exception in its place. Raises an error of the whole
-/// call.
-fn outcome_objects<'py, T: IntoPyObject<'py>>(
-    py: Python<'py>,
-    keys: &[Py<PyAny>],
-    results: Result<Vec<Result<T>>>,
-) -> PyResult<Py<PyAny>> {
-    let results = or_raise(py, results)?;
-    let keys: Vec<_> = keys.iter().map(|key| key.bind(py).clone()).collect();
-    Ok(outcome_list(py, &keys, results)?.into_any().unbind())
-}
-
-fn to_object<'py, T: IntoPyObject<'py>>(py: Python<'py>, value: T) -> PyResult<Py<PyAny>> {
-    value.into_py_any(py)
-}
-
-fn unbound(keys: Keys<'_>) -> Vec<Py<PyAny>> {
-    keys.into_iter().map(Bound::unbind).collect()
 }
 
 /// Returns the outcome of a call that panicked.

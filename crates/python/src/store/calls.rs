@@ -1,17 +1,13 @@
-//! Calls of the client that the methods of a store have in common.
+//! How a store makes calls of the client: while the caller waits.
 
-use mooncake_base::{ObjectKey, Result, Version};
+use std::time::Duration;
+
+use mooncake_base::{Clock, Moment, Result, SystemClock};
 use mooncake_store_client::Client;
-use mooncake_transfer_engine::LocalRange;
-use pyo3::{prelude::*, types::PyList};
+use pyo3::prelude::*;
 
-use super::{Store, outcome::outcome_list, transfer};
-use crate::{
-    argument::{call_with_valid, check_same_length, invalid_as_missing, object_keys},
-    buffer::Views,
-    detach::limited,
-    error::or_raise,
-};
+use super::Store;
+use crate::{detach::limited, error::or_raise, verbs::Driver};
 
 impl Store {
     /// Makes a call of the client without holding the interpreter.
@@ -20,46 +16,42 @@ impl Store {
         py: Python<'_>,
         call: impl FnOnce(&Client) -> T + Send,
     ) -> PyResult<T> {
-        let open = self.open();
-        limited(py, self.timeout, || open.client().map(call))
+        self.call_within(py, self.timeout, call)
     }
 
-    /// Makes a call about the objects of keys; an invalid key is that of a missing object.
-    pub(super) fn call_for_keys<'py, T: IntoPyObject<'py> + Send>(
+    /// Makes a call with another limit than that of this handle.
+    pub(crate) fn call_within<T: Send>(
         &self,
-        py: Python<'py>,
-        keys: &[Bound<'py, PyAny>],
-        call: impl FnOnce(&Client, &[ObjectKey]) -> Vec<Result<T>> + Send,
-    ) -> PyResult<Bound<'py, PyList>> {
-        call_for_names(self, py, keys, |client, names| {
-            call_with_valid(names, |names| call(client, &names))
-        })
+        py: Python<'_>,
+        timeout: Option<Duration>,
+        call: impl FnOnce(&Client) -> T + Send,
+    ) -> PyResult<T> {
+        let open = self.open();
+        limited(py, timeout, || open.client().map(call))
+    }
+
+    /// The moment until which a call that begins now may take.
+    pub(crate) fn deadline(&self) -> Option<Moment> {
+        self.timeout.map(|timeout| SystemClock.now() + timeout)
     }
 }
 
-/// Does what `Store::call_for_keys` does; the call gets the errors of invalid keys, too.
-pub(super) fn call_for_names<'py, T: IntoPyObject<'py> + Send>(
-    store: &Store,
-    py: Python<'py>,
-    keys: &[Bound<'py, PyAny>],
-    call: impl FnOnce(&Client, Vec<Result<ObjectKey>>) -> Vec<Result<T>> + Send,
-) -> PyResult<Bound<'py, PyList>> {
-    let names = invalid_as_missing(object_keys(keys)?);
-    let results = store.call(py, |client| call(client, names))?;
-    outcome_list(py, keys, results)
-}
+impl Driver for Store {
+    type Begun = Py<PyAny>;
 
-/// Puts values. Returns what `outcome` makes of each new version, or the failure.
-pub(super) fn put_values<'py, T: IntoPyObject<'py>>(
-    store: &Store,
-    py: Python<'py>,
-    keys: &[Bound<'py, PyAny>],
-    values: &[Bound<'py, PyAny>],
-    options: mooncake_store_client::PutOptions,
-    outcome: impl Fn(Option<Version>) -> T,
-) -> PyResult<Bound<'py, PyList>> {
-    or_raise(py, check_same_length("values", values.len(), keys.len()))?;
-    let views = values.iter().map(Views::of).collect::<PyResult<Vec<_>>>()?;
-    let ranges: Vec<&[LocalRange]> = views.iter().map(Views::ranges).collect();
-    transfer::put_ranges(store, py, keys, &ranges, options, outcome)
+    fn drive<H, T>(
+        &self,
+        py: Python<'_>,
+        held: H,
+        work: impl FnOnce(&Client, &H) -> Result<T> + Send + 'static,
+        finish: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
+    ) -> PyResult<Self::Begun>
+    where
+        H: Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        let value = self.call(py, |client| work(client, &held))?;
+        drop(held);
+        finish(py, or_raise(py, value)?)
+    }
 }

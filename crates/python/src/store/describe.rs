@@ -31,21 +31,29 @@ pub(crate) fn segment<'py>(
     Ok(dict)
 }
 
-/// Describes the copies of an object.
-pub(crate) fn places<'py>(py: Python<'py>, located: &Located) -> PyResult<Bound<'py, PyList>> {
-    let list = PyList::empty(py);
-    for place in located.places() {
-        let dict = PyDict::new(py);
-        dict.set_item(intern!(py, "replica"), place.replica.0)?;
-        dict.set_item(intern!(py, "segment_id"), place.segment.id.to_string())?;
-        dict.set_item(intern!(py, "segment"), &place.segment.name)?;
-        dict.set_item(intern!(py, "endpoint"), &place.segment.endpoint)?;
-        dict.set_item(intern!(py, "address"), place.segment.base + place.offset)?;
-        dict.set_item(intern!(py, "size"), place.length)?;
-        dict.set_item(intern!(py, "is_disk"), place.segment.is_disk)?;
-        list.append(dict)?;
+/// The copies of an object, in Python a list of dictionaries.
+pub(crate) struct Places(pub(crate) Located);
+
+impl<'py> IntoPyObject<'py> for Places {
+    type Target = PyList;
+    type Output = Bound<'py, PyList>;
+    type Error = PyErr;
+
+    fn into_pyobject(self, py: Python<'py>) -> PyResult<Self::Output> {
+        let list = PyList::empty(py);
+        for place in self.0.places() {
+            let dict = PyDict::new(py);
+            dict.set_item(intern!(py, "replica"), place.replica.0)?;
+            dict.set_item(intern!(py, "segment_id"), place.segment.id.to_string())?;
+            dict.set_item(intern!(py, "segment"), &place.segment.name)?;
+            dict.set_item(intern!(py, "endpoint"), &place.segment.endpoint)?;
+            dict.set_item(intern!(py, "address"), place.segment.base + place.offset)?;
+            dict.set_item(intern!(py, "size"), place.length)?;
+            dict.set_item(intern!(py, "is_disk"), place.segment.is_disk)?;
+            list.append(dict)?;
+        }
+        Ok(list)
     }
-    Ok(list)
 }
 
 /// Describes the master.

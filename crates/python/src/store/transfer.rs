@@ -3,31 +3,13 @@
 use mooncake_base::{Error, ErrorCode, ObjectKey, Result, Version};
 use mooncake_store_client::{Client, Located, PutItem, PutOptions, PutOutcome, Read};
 use mooncake_transfer_engine::LocalRange;
-use pyo3::{
-    prelude::*,
-    types::{PyBytes, PyList},
-};
+use pyo3::{prelude::*, types::PyBytes};
 
-use super::{Store, advice, outcome::outcome_list};
+use super::advice;
 use crate::{
     argument::{PackedKeys, call_with_valid, partition_valid},
     buffer::{Buffer, uninit_bytes},
 };
-
-/// Puts ranges of memory under the keys. Returns what `outcome` makes of each new version, or the failure.
-pub(super) fn put_ranges<'py, T: IntoPyObject<'py>>(
-    store: &Store,
-    py: Python<'py>,
-    keys: &[Bound<'py, PyAny>],
-    values: &[&[LocalRange]],
-    options: PutOptions,
-    outcome: impl Fn(Option<Version>) -> T,
-) -> PyResult<Bound<'py, PyList>> {
-    let names = PackedKeys::from_slice(keys)?;
-    let stored = store.call(py, |client| put(client, &names, values, options))?;
-    let outcomes = stored.into_iter().map(|stored| stored.map(&outcome)).collect();
-    outcome_list(py, keys, outcomes)
-}
 
 /// Puts the valid items. Returns the version of each new object; `None`: an existing object was kept.
 pub(crate) fn put(
