@@ -45,6 +45,10 @@ class MooncakeConfig:
         tenant_id: Tenant in whose namespace the keys are.
         enable_client_http_server: True to serve the client's health and metrics over HTTP.
         client_http_port: Port of that HTTP server.
+        enable_ssd_prefetch: False gives probes that ask for objects from disk no effect.
+        ssd_prefetch_cooldown_sec: See `MooncakeDistributedStore.setup`.
+        ssd_prefetch_dedup_ttl_sec: See `MooncakeDistributedStore.setup`.
+        ssd_get_wait_ms: See `MooncakeDistributedStore.setup`.
     """
 
     local_hostname: str
@@ -59,6 +63,10 @@ class MooncakeConfig:
     tenant_id: str = "default"
     enable_client_http_server: bool = False
     client_http_port: int = 9300
+    enable_ssd_prefetch: bool = True
+    ssd_prefetch_cooldown_sec: int = 5
+    ssd_prefetch_dedup_ttl_sec: int = 30
+    ssd_get_wait_ms: int = 10
 
     def __post_init__(self) -> None:
         """Validate and normalize the fields."""
@@ -163,6 +171,10 @@ def _from_settings(settings: dict[str, Any]) -> MooncakeConfig:
         tenant_id="default" if tenant is None else tenant,
         enable_client_http_server=_bool(settings.get("enable_client_http_server", False)),
         client_http_port=int(settings.get("client_http_port", 9300)),
+        enable_ssd_prefetch=_bool(settings.get("enable_ssd_prefetch", True)),
+        ssd_prefetch_cooldown_sec=int(settings.get("ssd_prefetch_cooldown_sec", 5)),
+        ssd_prefetch_dedup_ttl_sec=int(settings.get("ssd_prefetch_dedup_ttl_sec", 30)),
+        ssd_get_wait_ms=int(settings.get("ssd_get_wait_ms", 10)),
     )
 
 

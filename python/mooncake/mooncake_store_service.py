@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
 from typing import Any, Final, Literal
-from urllib.parse import unquote_to_bytes
+from urllib.parse import parse_qs, unquote_to_bytes
 
 from mooncake._http import Reply, Request, Server, listen_failure
 from mooncake._rest.access import Access
@@ -23,7 +23,7 @@ from mooncake._rest.objects import ObjectRoutes, is_object, is_route
 from mooncake._runtime import _native
 from mooncake.errors import MooncakeError, NoSpaceError
 from mooncake.mooncake_config import MooncakeConfig
-from mooncake.store import MooncakeDistributedStore
+from mooncake.store import ExistOptions, MooncakeDistributedStore
 
 __all__ = ["MooncakeStoreService", "main", "parse_arguments", "sync_main"]
 
@@ -180,6 +180,10 @@ class MooncakeStoreService(AiohttpHandlers):
             tenant_id=config.tenant_id,
             enable_client_http_server=config.enable_client_http_server,
             client_http_port=config.client_http_port,
+            enable_ssd_prefetch=config.enable_ssd_prefetch,
+            ssd_prefetch_cooldown_sec=config.ssd_prefetch_cooldown_sec,
+            ssd_prefetch_dedup_ttl_sec=config.ssd_prefetch_dedup_ttl_sec,
+            ssd_get_wait_ms=config.ssd_get_wait_ms,
         )
 
     def _stop(self) -> None:
@@ -230,6 +234,8 @@ class MooncakeStoreService(AiohttpHandlers):
         if store is None:
             return _failed(500, "the store is not set up")
         try:
+            if route == _EXIST:
+                return self._exist(store, route.key_of(request.path), request.query)
             given = route.key_of(request.path) if route.takes_key else _fields(request)
             return _ROUTES[route](self, store, given)
         except _RefusedError as error:
@@ -258,8 +264,11 @@ class MooncakeStoreService(AiohttpHandlers):
             _log.debug("%s", error)
         return _failed(404, "Key not found")
 
-    def _exist(self, store: MooncakeDistributedStore, key: bytes) -> Reply:
-        found = store.is_exist(key)
+    def _exist(self, store: MooncakeDistributedStore, key: bytes, query: str = "") -> Reply:
+        prefetch = parse_qs(query, keep_blank_values=True).get("prefetch", ["false"])[-1]
+        if prefetch not in ("true", "false"):
+            raise _RefusedError("prefetch must be true or false")
+        found = store.is_exist(key, ExistOptions(prefetch == "true"))
         return _failed(500, "Exist check failed") if found < 0 else _reply(exists=found == 1)
 
     def _remove(self, store: MooncakeDistributedStore, key: bytes) -> Reply:
@@ -400,13 +409,14 @@ class _Route:
 
 
 _PUT: Final = _Route("PUT", "/api/put")
+_EXIST: Final = _Route("GET", "/api/exist/")
 
 _ROUTES: Final[
     dict[_Route, Callable[[MooncakeStoreService, MooncakeDistributedStore, Any], Reply]]
 ] = {
     _PUT: MooncakeStoreService._put,
     _Route("GET", "/api/get/"): MooncakeStoreService._get,
-    _Route("GET", "/api/exist/"): MooncakeStoreService._exist,
+    _EXIST: MooncakeStoreService._exist,
     _Route("DELETE", "/api/remove/"): MooncakeStoreService._remove,
     _Route("DELETE", "/api/remove_all"): MooncakeStoreService._remove_all,
     _Route("POST", "/api/mount"): MooncakeStoreService._mount,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import urllib.request
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from conftest import MIB, MasterProcess, start_master
 from test_disks import joined, tiers, until
 
 import mooncake
+from mooncake._http import Reply, Request
+from mooncake.mooncake_store_service import MooncakeStoreService
 from mooncake.store import ExistOptions, MooncakeDistributedStore
 
 VALUES = {f"k{size}": os.urandom(size) for size in (1, 70_001, 3 * MIB)}
@@ -118,6 +121,49 @@ def test_exists_prefetches(tmp_path):
         assert store.exists(first, prefetch=True)
         until(lambda: tiers(watcher, first) == ["memory", "disk"])
         watcher.close()
+
+
+def test_store_config_switches_prefetching_off(tmp_path):
+    config = mooncake.StoreConfig(has_prefetch=False, prefetch_dedup_s=1, prefetch_wait_s=0)
+    with only_on_disk(tmp_path) as master, mooncake.Store(master.address, config) as store:
+        assert store.exists_many(list(VALUES), prefetch=True) == [True] * len(VALUES)
+        watcher = joined(master, 0)
+        for key, value in VALUES.items():
+            assert store.get(key) == value
+            assert tiers(watcher, key) == ["disk"]
+        watcher.close()
+    with pytest.raises(TypeError, match="prefetch_wait_s"):
+        mooncake.StoreConfig(prefetch_wait_s="1")
+    with pytest.raises(mooncake.InvalidArgumentError, match="cooldown_s"):
+        mooncake.Store(config=mooncake.StoreConfig(prefetch_cooldown_s=-1))
+
+
+def test_rest_probe_prefetches(tmp_path):
+    first, second, third = VALUES
+    with only_on_disk(tmp_path) as master:
+        service = MooncakeStoreService(
+            cli_config={
+                "local_hostname": "localhost",
+                "metadata_server": "P2PHANDSHAKE",
+                "master_server_address": master.address,
+                "global_segment_size": "64mb",
+                "ssd_prefetch_dedup_ttl_sec": 1,
+            }
+        )
+        assert asyncio.run(service.start_store_service())
+        watcher = joined(master, 0)
+
+        def probe(key: str, query: str) -> Reply:
+            return service._answer(Request("GET", f"/api/exist/{key}", query, b""))
+
+        assert probe(first, "").status == 200
+        assert probe(second, "prefetch=false").status == 200
+        assert probe(second, "prefetch=perhaps").status == 400
+        assert probe(third, "prefetch=true").status == 200
+        until(lambda: tiers(watcher, third) == ["memory", "disk"])
+        assert tiers(watcher, first) == tiers(watcher, second) == ["disk"]
+        watcher.close()
+        asyncio.run(service.stop())
 
 
 def test_second_read_brings_an_object_back(tmp_path):

@@ -52,6 +52,10 @@ _TYPES: Final[dict[str, tuple[tuple[type, ...], str]]] = {
     "listen": _TEXT,
     "has_checksums": _BOOL,
     "http_port": ((int, _NONE), "a number or None"),
+    "has_prefetch": ((bool,), "a bool"),
+    "prefetch_dedup_s": ((Real,), "a number of seconds"),
+    "prefetch_cooldown_s": ((Real,), "a number of seconds"),
+    "prefetch_wait_s": ((Real,), "a number of seconds"),
     "token": ((str, _NONE), "text or None"),
 }
 
@@ -91,6 +95,12 @@ class StoreConfig:
             none. The master needs ``--enable_offload``; a pool that this store starts has it then.
         disk_bytes: Bytes that each directory may take, as a number or as text like ``"500GB"``;
             None takes ``MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES``, or 90 % of what is free.
+        has_prefetch: Let ``exists(key, prefetch=True)`` bring objects into memory that only a disk
+            has; False gives it no effect.
+        prefetch_dedup_s: Time for which such an object is not asked for again.
+        prefetch_cooldown_s: The same after the pool refused it, or it did not come.
+        prefetch_wait_s: Time that a read of an object which this store has asked for waits until it
+            is in memory, before it reads the disk; 0 waits for none.
         token: Secret that the master and its clients share, at least 8 bytes; None uses
             ``MOONCAKE_MASTER_TOKEN``. A pool that this store starts accepts only others that know
             it.
@@ -110,6 +120,10 @@ class StoreConfig:
     http_port: int | None = None
     disk: str | os.PathLike[str] | tuple[str | os.PathLike[str], ...] = ""
     disk_bytes: int | str | None = None
+    has_prefetch: bool = True
+    prefetch_dedup_s: float = 30.0
+    prefetch_cooldown_s: float = 5.0
+    prefetch_wait_s: float = 0.01
     token: str | None = field(default=None, repr=False)
 
     @classmethod
@@ -270,6 +284,12 @@ def connect(master: str, config: StoreConfig) -> _native.Store:
         http_port=config.http_port,
         disks=_disks(config),
         token=config.token,
+        prefetch=(
+            config.has_prefetch,
+            config.prefetch_dedup_s,
+            config.prefetch_cooldown_s,
+            config.prefetch_wait_s,
+        ),
     )
 
 
@@ -320,6 +340,10 @@ def connect_dummy(daemon: str, master: str, config: StoreConfig) -> _native.Stor
             "listen",
             "disk",
             "disk_bytes",
+            "has_prefetch",
+            "prefetch_dedup_s",
+            "prefetch_cooldown_s",
+            "prefetch_wait_s",
             "token",
         )
         if getattr(config, name) != getattr(defaults, name)

@@ -75,14 +75,15 @@ class AiohttpHandlers:
             headers[name] = value
         socket_name = request.transport.get_extra_info("sockname") if request.transport else None
         host = str(socket_name[0]) if isinstance(socket_name, tuple) else ""
-        given = Request(method, path, "", b"", headers, request.remote or "", host)
+        query = request.query_string
+        given = Request(method, path, query, b"", headers, request.remote or "", host)
         admitted = self._admit(given)
         if isinstance(admitted, Reply):
             return _response(admitted)
         body = await request.read()
         if len(body) > admitted:
             return _response(Reply(413, b'{"error": "the body is too long"}'))
-        given = Request(method, path, "", body, headers, given.peer, host)
+        given = Request(method, path, query, body, headers, given.peer, host)
         return _response(await asyncio.to_thread(self._answer, given))
 
 
