@@ -248,10 +248,10 @@ impl LeaseService for RedisLease {
 
 impl Connections {
     fn check_open(&self) -> Result<()> {
-        match self.is_closed.load(Ordering::Acquire) {
-            true => Err(Error::closed("the lease service was closed")),
-            false => Ok(()),
+        if self.is_closed.load(Ordering::Acquire) {
+            return Err(Error::closed("the lease service was closed"));
         }
+        Ok(())
     }
 
     fn track(&self, socket: &Arc<TcpStream>) -> Result<()> {

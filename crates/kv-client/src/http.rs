@@ -219,9 +219,10 @@ impl HttpClient {
             ureq::Error::Io(source) => source.kind() == io::ErrorKind::TimedOut,
             _ => false,
         };
-        let error = match is_late {
-            true => self.texts.late(),
-            false => Error::new(ErrorCode::RPC_FAIL, self.texts.unreachable),
+        let error = if is_late {
+            self.texts.late()
+        } else {
+            Error::new(ErrorCode::RPC_FAIL, self.texts.unreachable)
         };
         self.texts.with_remedy(error.with("url", without_query(url)).caused_by(failure))
     }
@@ -258,9 +259,10 @@ impl Lines {
             || source
                 .get_ref()
                 .is_some_and(|inner| matches!(inner.downcast_ref(), Some(ureq::Error::Timeout(_))));
-        let error = match is_late {
-            true => self.texts.late(),
-            false => Error::new(ErrorCode::RPC_FAIL, self.texts.broken),
+        let error = if is_late {
+            self.texts.late()
+        } else {
+            Error::new(ErrorCode::RPC_FAIL, self.texts.broken)
         };
         error.with("url", without_query(&self.url)).caused_by(source)
     }

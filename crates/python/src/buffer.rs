@@ -74,10 +74,10 @@ impl Views {
     /// Takes a view of a buffer that is written.
     pub(crate) fn writable(buffer: &Bound<'_, PyAny>) -> PyResult<Self> {
         let views = Self::of(buffer)?;
-        match views.is_readonly() {
-            true => Err(PyBufferError::new_err("the memory is read-only")),
-            false => Ok(views),
+        if views.is_readonly() {
+            return Err(PyBufferError::new_err("the memory is read-only"));
         }
+        Ok(views)
     }
 
     fn push(&mut self, part: &Bound<'_, PyAny>) -> PyResult<()> {

@@ -51,12 +51,12 @@ pub(crate) fn install() {
     INSTALLED.call_once(|| {
         let filter = mooncake_cli::log::filter();
         let asked = [&env::MC_TE_METRIC, &env::MC_STORE_CLIENT_METRIC_INTERVAL];
-        let filter = match asked.iter().any(|var| var.is_on()) {
+        let filter = if asked.iter().any(|var| var.is_on()) {
             // The metric lines were asked for, so they are logged at any level.
-            true => filter.add_directive(
-                "mooncake::metric=info".parse().expect("a target and a level are a directive"),
-            ),
-            false => filter,
+            let directive = "mooncake::metric=info".parse();
+            filter.add_directive(directive.expect("a target and a level are a directive"))
+        } else {
+            filter
         };
         // Fails only if a subscriber is installed already, which is then the one to use.
         let _ = tracing_subscriber::registry().with(Log.with_filter(filter)).try_init();

@@ -57,9 +57,12 @@ pub(crate) fn run_topology_dump(py: Python<'_>, arguments: Vec<String>) -> PyRes
 #[pyfunction]
 #[pyo3(signature = (wanted, *, is_custom = true))]
 pub(crate) fn local_topology(py: Python<'_>, wanted: &str, is_custom: bool) -> PyResult<String> {
-    let found = detached(py, || match is_custom {
-        true => mooncake_settings::engine::topology(wanted),
-        false => Ok(Topology::local(wanted)),
+    let found = detached(py, || {
+        if is_custom {
+            mooncake_settings::engine::topology(wanted)
+        } else {
+            Ok(Topology::local(wanted))
+        }
     });
     or_raise(py, found.and_then(|found| found)).map(|topology| topology.to_json())
 }

@@ -179,10 +179,10 @@ impl Open {
     /// No registered range begins there, or a peer still uses it; or the errors of
     /// [`client`](Self::client).
     pub(crate) fn unregister(&self, address: u64) -> Result<()> {
-        match self.pool()?.map_or(Ok(false), |pool| pool.unregister(address))? {
-            true => Ok(()),
-            false => self.engine()?.regions().unregister(address),
+        if self.pool()?.map_or(Ok(false), |pool| pool.unregister(address))? {
+            return Ok(());
         }
+        self.engine()?.regions().unregister(address)
     }
 
     /// True for a dummy client, which reaches the master through a daemon.

@@ -198,9 +198,10 @@ fn prefetch(given: PrefetchArguments) -> Result<PrefetchConfig> {
 fn disks(given: Vec<(String, Option<u64>)>) -> Result<Vec<DiskConfig>> {
     let mut disks = Vec::with_capacity(given.len());
     for (path, capacity) in given {
-        match path.is_empty() {
-            true => disks.append(&mut disks_of_environment()?),
-            false => disks.push(disk_at(&path, capacity)?),
+        if path.is_empty() {
+            disks.append(&mut disks_of_environment()?);
+        } else {
+            disks.push(disk_at(&path, capacity)?);
         }
     }
     Ok(disks)

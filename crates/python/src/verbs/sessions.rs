@@ -34,9 +34,12 @@ impl Store {
         let table = Table::new(names, Some(bases), destinations, offsets, lengths);
         let table = or_raise(py, table)?;
         let open = self.open();
-        let read = self.call(py, |client| match is_registered {
-            true => table.get_registered(client, open.pool().ok().flatten()),
-            false => table.get(client),
+        let read = self.call(py, |client| {
+            if is_registered {
+                table.get_registered(client, open.pool().ok().flatten())
+            } else {
+                table.get(client)
+            }
         })?;
         parts::lists(py, &keys, read)
     }
