@@ -31,6 +31,6 @@ def replace_links(_app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Connects the extension."""
+    """Connect the extension."""
     app.connect("source-read", replace_links)
     return {"parallel_read_safe": True}

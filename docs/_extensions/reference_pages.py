@@ -30,7 +30,7 @@ RUST_SERVERS = {
 
 
 def metrics_table(text: str) -> str:
-    """Returns the metrics of one page of Prometheus text, those without effect last."""
+    """Return the metrics of one page of Prometheus text, those without effect last."""
     kinds, helps = dict(TYPE.findall(text)), dict(HELP.findall(text))
     head = ["| Metric | Kind | Meaning |", "|---|---|---|"]
     used, unused = [], []
@@ -84,7 +84,7 @@ class Route(NamedTuple):
 
 
 def routes_table(title: str, routes: Iterable[Route]) -> list[str]:
-    """Returns the section of a server; the column of meanings is there if a route has one."""
+    """Return the section of a server; the column of meanings is there if a route has one."""
     rows = sorted(routes, key=lambda route: (route.path, sorted(route.methods)))
     has_meanings = any(route.meaning for route in rows)
     head = ["| Path | Methods | Meaning |", "|---|---|---|"]
@@ -96,7 +96,7 @@ def routes_table(title: str, routes: Iterable[Route]) -> list[str]:
 
 
 def rust_routes(files: Iterable[str]) -> list[Route]:
-    """Returns the routes of a server in Rust."""
+    """Return the routes of a server in Rust."""
     methods: dict[str, set[str]] = {}
     for file in files:
         source = (ROOT / "crates" / file).read_text(encoding="utf-8")
@@ -107,7 +107,7 @@ def rust_routes(files: Iterable[str]) -> list[Route]:
 
 
 def object_routes() -> list[Route]:
-    """Returns the REST server's routes of `/objects/`, from its own description of them."""
+    """Return the REST server's routes of `/objects/`, from its own description of them."""
     from mooncake._rest.openapi import description
 
     return [
@@ -119,7 +119,7 @@ def object_routes() -> list[Route]:
 
 
 def upstream_routes() -> list[Route]:
-    """Returns the REST server's routes with upstream's names, from the table that it serves."""
+    """Return the REST server's routes with upstream's names, from the table that it serves."""
     from mooncake.mooncake_store_service import _ROUTES
 
     return [
@@ -129,7 +129,7 @@ def upstream_routes() -> list[Route]:
 
 
 def proxy_routes() -> list[Route]:
-    """Returns the routes of the proxy for prefill and decode servers."""
+    """Return the routes of the proxy for prefill and decode servers."""
     from mooncake._proxy.routes import _COMPLETIONS
 
     source = (ROOT / "python/mooncake/_proxy/routes.py").read_text(encoding="utf-8")
@@ -140,7 +140,7 @@ def proxy_routes() -> list[Route]:
 
 
 def metadata_routes() -> list[Route]:
-    """Returns the routes of `mooncake_http_metadata_server`."""
+    """Return the routes of `mooncake_http_metadata_server`."""
     source = (ROOT / "python/mooncake/http_metadata_server.py").read_text(encoding="utf-8")
     methods = set(re.findall(r'case "([A-Z]+)":', source))
     return [
@@ -150,7 +150,7 @@ def metadata_routes() -> list[Route]:
 
 
 def routes_page() -> str:
-    """Lists the HTTP paths of all servers."""
+    """List the HTTP paths of all servers."""
     out = ["# HTTP paths", "", HEAD]
     for title, files in RUST_SERVERS.items():
         out += routes_table(title, rust_routes(files))
@@ -166,19 +166,19 @@ def routes_page() -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Writes a page, if it changed."""
+    """Write a page, if it changed."""
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         path.write_text(text, encoding="utf-8")
 
 
 def write_pages(_app: Sphinx) -> None:
-    """Writes all pages."""
+    """Write all pages."""
     folder = ROOT / "docs/reference"
     write(folder / "metrics.md", metrics_page())
     write(folder / "http-paths.md", routes_page())
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Connects the extension."""
+    """Connect the extension."""
     app.connect("config-inited", lambda app, _config: write_pages(app))
     return {"parallel_read_safe": True}

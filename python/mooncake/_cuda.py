@@ -23,7 +23,7 @@ _DEVICES = (
 
 @functools.cache
 def is_usable() -> bool:
-    """Returns whether there are a CUDA device and its driver library."""
+    """Return whether there are a CUDA device and its driver library."""
     named = os.environ.get("MC_CUDA_DRIVER", "")
     if "/" in named:
         # A library that was named stands for its own devices.

@@ -29,7 +29,7 @@ def unsupported(action: str) -> NoReturn:
 
 
 def add_ssh_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the tools that reach their targets over SSH."""
+    """Add the options of the tools that reach their targets over SSH."""
     parser.add_argument("--username", default="root", help="user on the targets")
     parser.add_argument("--port", type=int, default=22, help="SSH port of the targets")
     parser.add_argument("--password", help="password on the targets")
@@ -37,7 +37,7 @@ def add_ssh_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_tool(action: Callable[[], object]) -> NoReturn:
-    """Runs a tool and ends the process: 0 if it succeeded, 1 with a line on stderr if not."""
+    """Run a tool and end the process: 0 if it succeeded, 1 with a line on stderr if not."""
     try:
         action()
     except NofUnsupportedError as error:

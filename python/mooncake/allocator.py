@@ -38,7 +38,7 @@ class NVLinkAllocator:
 
     @classmethod
     def detect_mem_backend(cls) -> MemoryBackend:
-        """Returns what the library can do on this host; UNSUPPORTED if there is no library."""
+        """Return what the library can do on this host; UNSUPPORTED if there is no library."""
         try:
             path = cls._library()
         except ImportError:
@@ -52,7 +52,7 @@ class NVLinkAllocator:
 
     @classmethod
     def get_allocator(cls, device: Any) -> Any:
-        """Returns the `CUDAPluggableAllocator` of a device.
+        """Return the `CUDAPluggableAllocator` of a device.
 
         Raises:
             ImportError: The library or torch is missing.
@@ -76,7 +76,7 @@ class BarexAllocator:
 
     @classmethod
     def get_allocator(cls, device: Any) -> Any:
-        """Returns the `CUDAPluggableAllocator` of a device.
+        """Return the `CUDAPluggableAllocator` of a device.
 
         Raises:
             ImportError: The library or torch is missing.
@@ -97,7 +97,7 @@ class BarexAllocator:
 
 
 def _allocator(instances: dict[Any, Any], device: Any, path: str, symbols: tuple[str, str]) -> Any:
-    """Returns the allocator of a device, made on first use."""
+    """Return the allocator of a device, made on first use."""
     with _lock:
         if device not in instances:
             try:

@@ -14,7 +14,7 @@ ProbeValue = TypeVar("ProbeValue")
 
 
 def get_mooncake_so_path(so_name: str, import_error_message: str) -> str:
-    """Returns the path of a native library in the folder of this package.
+    """Return the path of a native library in the folder of this package.
 
     Raises:
         ValueError: `so_name` is not a plain file name.
@@ -31,7 +31,7 @@ def get_mooncake_so_path(so_name: str, import_error_message: str) -> str:
 def probe_allocator_backend(
     so_path: str, probe_symbol: str, restype: Any, unsupported_value: ProbeValue
 ) -> ProbeValue:
-    """Calls a function without arguments in a native library.
+    """Call a function without arguments in a native library.
 
     Returns:
         The result, or `unsupported_value` if the library cannot be loaded or has no such function.

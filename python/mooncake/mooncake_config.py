@@ -186,7 +186,7 @@ def _size(settings: dict[str, Any], field: str, default: int) -> int:
 
 
 def _parse_segment_size(value: Any) -> int:
-    """Returns a number of bytes from a number or from text like "4gb".
+    """Return a number of bytes from a number or from text like "4gb".
 
     Upstream's name, which is private there too, but which serving engines import.
     """

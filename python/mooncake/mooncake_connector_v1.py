@@ -82,7 +82,7 @@ _REMEDY = "install it by `pip install 'mooncake-transfer-engine[vllm]'`"
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the module of a name when the name is first used."""
+    """Import the module of a name when the name is first used."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -100,7 +100,7 @@ class Buffer(DeviceLinks):
         num_ranks: int,  # noqa: ARG004 - upstream's
         num_experts: int,
     ) -> int:
-        """Returns upstream's size of the buffer; this one allocates what a round needs."""
+        """Return upstream's size of the buffer; this one allocates what a round needs."""
         slots = num_experts * num_max_dispatch_tokens_per_rank
         return 16 * num_experts + 4 * slots * (32 + 2 * hidden)
 
@@ -119,7 +119,7 @@ class Buffer(DeviceLinks):
         self._round = 0
 
     def update_ep_member(self) -> None:
-        """Takes in the members of a new view; all ranks call it at the same point."""
+        """Take in the members of a new view; all ranks call it at the same point."""
         self.connect(is_update=True)
 
     def dispatch(
@@ -134,7 +134,7 @@ class Buffer(DeviceLinks):
         async_finish: bool = False,
         return_recv_hook: bool = False,
     ) -> tuple[Any, torch.Tensor, Handle, EventOverlap, Callable[[], None] | None]:
-        """Sends each token to the ranks of its experts.
+        """Send each token to the ranks of its experts.
 
         Args:
             x: Tokens, bf16 [T, H].
@@ -233,7 +233,7 @@ class Buffer(DeviceLinks):
         return_recv_hook: bool = False,
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, EventOverlap, Callable[[], None] | None]:
-        """Sends the rows of the experts back, and adds them up by their weights.
+        """Send the rows of the experts back, and add them up by their weights.
 
         Args:
             x: Rows of the experts, bf16 [L, R * M, H], in the places of `dispatch`.
@@ -305,7 +305,7 @@ class Buffer(DeviceLinks):
         return result, EventOverlap(), None
 
     def get_next_combine_buffer(self, handle: Handle) -> torch.Tensor:
-        """Returns the buffer whose rows `combine` takes for this handle with `zero_copy`.
+        """Return the buffer whose rows `combine` takes for this handle with `zero_copy`.
 
         It is the same memory in each call, as long as the handle exists.
         """
@@ -325,11 +325,11 @@ class Buffer(DeviceLinks):
         return self._tag | self._round << 2
 
     def _others_last(self) -> list[int]:
-        """Returns all ranks, the next one first, so that not all send to the first at once."""
+        """Return all ranks, the next one first, so that not all send to the first at once."""
         return [(self.rank + step) % self.group_size for step in range(self.group_size)]
 
     def _mask(self, active_ranks: torch.Tensor | None) -> torch.Tensor:
-        """Returns the mask of ranks to wait for; one of another length stands for all."""
+        """Return the mask of ranks to wait for; one of another length stands for all."""
         if active_ranks is None or active_ranks.numel() != self.group_size:
             return torch.ones(self.group_size, dtype=torch.int32, device="cpu")
         return active_ranks
@@ -352,7 +352,7 @@ class Buffer(DeviceLinks):
         return self.group.recv([tensor], rank, tag), tensor, number
 
     def _cancel_before(self, rank: int, number: int) -> None:
-        """Cancels receives of earlier rounds: their tags come again after many rounds."""
+        """Cancel receives of earlier rounds: their tags come again after many rounds."""
         arrivals = self._given_up[rank]
         while arrivals and arrivals[0][2] < number:
             work, _, _ = arrivals.popleft()
@@ -365,7 +365,7 @@ class Buffer(DeviceLinks):
         mask: torch.Tensor,
         deadline: float | None,
     ) -> bool:
-        """Waits for a message; a rank that is late or lost is cleared in the mask."""
+        """Wait for a message; a rank that is late or lost is cleared in the mask."""
         work, _, number = arrival
         if work is None:
             return True
@@ -386,7 +386,7 @@ class Buffer(DeviceLinks):
     def _send_rows(
         self, routing: Routing, bounds: list[int], rows: torch.Tensor, length: int, tag: int
     ) -> list[torch.Tensor]:
-        """Sends each rank its rows, and before them their number for each expert and their tokens.
+        """Send each rank its rows, and before them their number for each expert and their tokens.
 
         Returns:
             These heads, for each rank.
@@ -444,7 +444,7 @@ def _check_dispatch(
 
 
 def _as_bytes(rows: torch.Tensor, is_fp8: bool) -> torch.Tensor:
-    """Returns each row as bytes: bf16, or fp8 followed by its scales."""
+    """Return each row as bytes: bf16, or fp8 followed by its scales."""
     if not is_fp8:
         if not len(rows):
             # Without rows, strides may be any: such a tensor cannot be viewed by other elements.

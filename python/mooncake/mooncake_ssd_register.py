@@ -29,7 +29,7 @@ class MooncakeNoFRegister:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Returns the options of the command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description="Registers the SSDs of SPDK targets at a master.")
     parser.add_argument("--master_server_address", required=True, help="host:port of the master")
     parser.add_argument(
@@ -46,7 +46,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> NoReturn:
-    """Runs the tool."""
+    """Run the tool."""
     arguments = parse_arguments()
     settings = {"master_server_address": arguments.master_server_address}
     run_tool(MooncakeNoFRegister(settings, arguments.spdk_target_info).start_ssd_service)

@@ -29,7 +29,7 @@ class MooncakeNoFUnregister:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Returns the options of the command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description="Takes the SSDs of SPDK targets from a master.")
     parser.add_argument(
         "--master_server_address", default="192.168.65.81:50051", help="host:port of the master"
@@ -48,7 +48,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> NoReturn:
-    """Runs the tool."""
+    """Run the tool."""
     arguments = parse_arguments()
     settings = {"master_server_address": arguments.master_server_address}
     run_tool(

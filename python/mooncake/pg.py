@@ -76,17 +76,17 @@ ViewUpdateStatus = ProposalStatus
 
 
 def set_host_ip(host: str) -> None:
-    """Sets the address or host by which other ranks reach this process, before the first group."""
+    """Set the address or host by which other ranks reach this process, before the first group."""
     process_settings.set_host_ip(host)
 
 
 def set_device_filter(filters: Sequence[str]) -> None:
-    """Sets which RDMA devices groups use between hosts, before the first group."""
+    """Set which RDMA devices groups use between hosts, before the first group."""
     process_settings.set_device_filter(filters)
 
 
 def set_transfer_engine(engine: Any) -> None:
-    """Sets a `TransferEngine` whose host and RDMA devices the groups use, before the first group.
+    """Set a `TransferEngine` whose host and RDMA devices the groups use, before the first group.
 
     It is initialized, and stays so until the last group has ended.
     """
@@ -94,7 +94,7 @@ def set_transfer_engine(engine: Any) -> None:
 
 
 def set_collective_timeout_us(us: int) -> None:
-    """Sets after which silence a rank is taken out (10 s, at least 3 s), before the first group.
+    """Set after which silence a rank is taken out (10 s, at least 3 s), before the first group.
 
     A process that has ended is noticed at once.
     """
@@ -102,7 +102,7 @@ def set_collective_timeout_us(us: int) -> None:
 
 
 def set_p2p_timeout_us(us: int) -> None:
-    """Sets how long a work of `send` or `recv` is waited for; without it, the group's time limit.
+    """Set how long a work of `send` or `recv` is waited for; without it, the group's time limit.
 
     A message fails as soon as its peer is taken out, in any case.
     """
@@ -110,7 +110,7 @@ def set_p2p_timeout_us(us: int) -> None:
 
 
 def set_fault_reconciliation_window_us(us: int) -> None:
-    """Sets how long members may take to agree on a change that a rank asks for (30 s).
+    """Set how long members may take to agree on a change that a rank asks for (30 s).
 
     `activate_ranks`, `deactivate_ranks` and `sync_after_failure` fail after it. It is at least
     twice the silence after which a rank is taken out, since a silent member keeps the others from
@@ -120,12 +120,12 @@ def set_fault_reconciliation_window_us(us: int) -> None:
 
 
 def createMooncakeBackend(options: Any, pg_options: Any = None) -> Any:  # noqa: N802 - upstream's
-    """Makes a group for tensors of CPU and CUDA; torch calls it."""
+    """Make a group for tensors of CPU and CUDA; torch calls it."""
     return create_process_group(options, pg_options, _devices())
 
 
 def createMooncakeCpuBackend(options: Any, pg_options: Any = None) -> Any:  # noqa: N802
-    """Makes a group for tensors of the CPU; torch calls it."""
+    """Make a group for tensors of the CPU; torch calls it."""
     return create_process_group(options, pg_options, ("cpu",))
 
 

@@ -55,7 +55,7 @@ class SPDKTgtCreator:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Returns the options of the command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description="Starts SPDK targets on other hosts over SSH.")
     parser.add_argument(
         "--spdk_target_info",
@@ -74,7 +74,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> NoReturn:
-    """Runs the tool."""
+    """Run the tool."""
     arguments = parse_arguments()
     options = {name: getattr(arguments, name) for name in _TRANSPORT_OPTIONS}
     creator = SPDKTgtCreator(

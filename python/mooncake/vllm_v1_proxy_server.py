@@ -61,7 +61,7 @@ class ProxyApp:
     proxy: Proxy | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves a request, or the life of a server of ASGI.
+        """Serve a request, or the life of a server of ASGI.
 
         The server enters `lifespan` with the default options, unless the program has entered it
         with others before.
@@ -83,7 +83,7 @@ app = ProxyApp()
 
 
 def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Returns the options of the command line.
+    """Return the options of the command line.
 
     `prefiller_instances` and `decoder_instances` are lists of host and port.
 
@@ -151,7 +151,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 @asynccontextmanager
 async def lifespan(app: ProxyApp, options: argparse.Namespace | None = None) -> AsyncIterator[None]:
-    """Makes the proxy of an application, and checks its servers while the context lasts.
+    """Make the proxy of an application, and check its servers while the context lasts.
 
     Args:
         app: The application.
@@ -182,7 +182,7 @@ async def lifespan(app: ProxyApp, options: argparse.Namespace | None = None) -> 
 
 
 def get_next_client(app: ProxyApp, service_type: str) -> Backend:
-    """Returns the backend of a role, `prefill` or `decode`, whose turn it is.
+    """Return the backend of a role, `prefill` or `decode`, whose turn it is.
 
     Raises:
         ValueError: There is no such role.
@@ -219,7 +219,7 @@ async def send_request_to_service(
 async def stream_service_response(
     client_info: Backend, endpoint: str, req_data: Mapping[str, Any], request_id: str | None = None
 ) -> AsyncIterator[bytes]:
-    """Yields a backend's answer as it arrives.
+    """Yield a backend's answer as it arrives.
 
     Raises:
         BackendError: It did not answer, or the answer broke off.
@@ -251,7 +251,7 @@ async def handle_chat_completions(request: Request) -> Any:
 
 
 async def healthcheck() -> dict[str, Any]:
-    """Returns how many servers the proxy of `app` has.
+    """Return how many servers the proxy of `app` has.
 
     Raises:
         RuntimeError: `lifespan` is not entered.
@@ -286,7 +286,7 @@ def _running(app: ProxyApp) -> Proxy:
 
 
 def main() -> None:
-    """Runs the proxy until SIGINT or SIGTERM.
+    """Run the proxy until SIGINT or SIGTERM.
 
     Raises:
         SystemExit: With 1 if it cannot listen, and with 2 for wrong usage; the reason is printed.

@@ -43,7 +43,7 @@ class Copies:
 def group_concurrent_contiguous(
     src_indices: Sequence[int], dst_indices: Sequence[int]
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Splits two lists of the same length into runs in which both count up by one.
+    """Split two lists of the same length into runs in which both count up by one.
 
     Args:
         src_indices: Blocks here.
@@ -105,7 +105,7 @@ def plan_copies(
 def regions_of(
     kv_caches: Mapping[str, Any], blocks: int | None, block_tokens: int | None = None
 ) -> list[Region]:
-    """Returns the regions of the layers of a KV cache. Layers that share memory count once.
+    """Return the regions of the layers of a KV cache. Layers that share memory count once.
 
     A layer is a tensor whose first dimension counts blocks, or whose first dimension is 2 (keys,
     values) and whose second dimension counts blocks. The latter has two regions.
@@ -138,7 +138,7 @@ def regions_of(
 
 
 def _parts(name: str, cache: Any, blocks: int | None, block_tokens: int | None) -> list[Any]:
-    """Returns the tensors of a layer whose first dimension counts blocks."""
+    """Return the tensors of a layer whose first dimension counts blocks."""
     shape = tuple(cache.shape)
     if len(shape) < 2:
         raise ValueError(f"KV cache of layer {name} has the shape {shape}: no blocks")

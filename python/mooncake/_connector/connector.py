@@ -89,7 +89,7 @@ class MooncakeConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def request_finished_all_groups(
         self, request: Any, block_ids: Sequence[Sequence[int]]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Calls `request_finished` for the only group of KV caches.
+        """Call `request_finished` for the only group of KV caches.
 
         vLLM makes this call for connectors of several groups only, of which this is none.
 
@@ -109,7 +109,7 @@ class MooncakeConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._worker.register_kv_caches(kv_caches)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Starts what the step asks for; blocks move while the model runs."""
+        """Start what the step asks for; blocks move while the model runs."""
         metadata = self._connector_metadata
         if isinstance(metadata, MooncakeConnectorMetadata):
             self._worker.start_load_kv(metadata)
@@ -126,17 +126,17 @@ class MooncakeConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return self._worker.get_block_ids_with_load_errors()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Does nothing: vLLM runs a request only once all of its layers are loaded."""
+        """Do nothing: vLLM runs a request only once all of its layers are loaded."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        """Does nothing: blocks are handed over from where the model left them."""
+        """Do nothing: blocks are handed over from where the model left them."""
 
     def wait_for_save(self) -> None:
-        """Does nothing: see `save_kv_layer`."""
+        """Do nothing: see `save_kv_layer`."""
 
     def shutdown(self) -> None:
-        """Ends the transfers and unregisters the KV cache. May be called twice."""
+        """End the transfers and unregister the KV cache. May be called twice."""
         if self.connector_worker is not None:
             self.connector_worker.shutdown()

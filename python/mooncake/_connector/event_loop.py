@@ -28,18 +28,18 @@ class BackgroundLoop:
         self._thread.start()
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Runs a function in the loop's thread, and does not wait for it."""
+        """Run a function in the loop's thread, and do not wait for it."""
         if not self._is_closed:
             self._loop.call_soon_threadsafe(function, *arguments)
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Runs a coroutine as a task that `close` cancels. Called in the loop's thread only."""
+        """Run a coroutine as a task that `close` cancels. Called in the loop's thread only."""
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._end)
 
     def result(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """Runs a coroutine and waits for its result.
+        """Run a coroutine and wait for its result.
 
         Raises:
             TimeoutError: There is no result in time; the coroutine is cancelled.
@@ -52,7 +52,7 @@ class BackgroundLoop:
             raise
 
     def close(self) -> None:
-        """Cancels the tasks, waits for them, and ends the thread."""
+        """Cancel the tasks, wait for them, and end the thread."""
         if self._is_closed:
             return
         self._is_closed = True

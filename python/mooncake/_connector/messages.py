@@ -44,13 +44,13 @@ _DECODER = msgspec.msgpack.Decoder(MooncakeAgentMetadata)
 
 
 def encode(message: MooncakeAgentMetadata) -> bytes:
-    """Returns the bytes of a message."""
+    """Return the bytes of a message."""
     encoded: bytes = _ENCODER.encode(message)
     return encoded
 
 
 def decode(payload: bytes) -> MooncakeAgentMetadata:
-    """Returns the message in the bytes.
+    """Return the message in the bytes.
 
     Raises:
         ValueError: The bytes are not such a message.
@@ -70,6 +70,6 @@ def decode(payload: bytes) -> MooncakeAgentMetadata:
 
 
 def endpoint(host: str, port: int) -> str:
-    """Returns a host and a port as one text; the address of an IPv6 host gets brackets."""
+    """Return a host and a port as one text; the address of an IPv6 host gets brackets."""
     is_bare_ipv6 = ":" in host and not host.startswith("[")
     return f"[{host}]:{port}" if is_bare_ipv6 else f"{host}:{port}"

@@ -33,7 +33,7 @@ class MooncakeConnectorMetadata(KVConnectorMetadata):  # type: ignore[misc]
         kv_transfer_params: Mapping[str, Any],
         load_remote_cache: bool = True,
     ) -> None:
-        """Adds a request.
+        """Add a request.
 
         Args:
             request_id: Id of the request here.

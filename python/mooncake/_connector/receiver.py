@@ -72,15 +72,15 @@ class BlockReceiver:
         self._slots = asyncio.Semaphore(_CALLS_MAX)
 
     def use(self, regions: Sequence[Region]) -> None:
-        """Sets the regions that prefill workers write to."""
+        """Set the regions that prefill workers write to."""
         self._regions = regions
 
     def fetch(self, host: str, port: int, fetches: Sequence[Fetch]) -> None:
-        """Fetches blocks from one prefill worker. Called in the thread of the event loop."""
+        """Fetch blocks from one prefill worker. Called in the thread of the event loop."""
         self._loop.start(self._fetch(host, port, fetches))
 
     async def close(self) -> None:
-        """Closes the sockets; calls in flight fail."""
+        """Close the sockets; calls in flight fail."""
         if self._context is not None:
             self._context.destroy(linger=0)
 
@@ -108,7 +108,7 @@ class BlockReceiver:
         self.finished.add(request_id for request_id, _ in waiting)
 
     async def _ask(self, host: str, port: int, fetches: Sequence[Fetch]) -> bool:
-        """Sends one call and returns whether all of its blocks were written."""
+        """Send one call and return whether all of its blocks were written."""
         call = messages.encode(
             messages.MooncakeAgentMetadata(
                 remote_hostname=self._host,

@@ -62,7 +62,7 @@ class RemotePrefill:
 
     @classmethod
     def parse(cls, params: Mapping[str, Any], tp_size: int, stages: int = 1) -> RemotePrefill:
-        """Reads the parameters of a request.
+        """Read the parameters of a request.
 
         Args:
             params: The parameters.
@@ -105,12 +105,12 @@ class Finished:
         self._items: set[Any] = set()
 
     def add(self, items: Iterable[Any]) -> None:
-        """Adds results."""
+        """Add results."""
         with self._lock:
             self._items.update(items)
 
     def take(self) -> set[Any]:
-        """Returns the results that were added since the last call."""
+        """Return the results that were added since the last call."""
         with self._lock:
             taken, self._items = self._items, set()
         return taken

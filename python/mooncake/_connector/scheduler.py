@@ -17,7 +17,7 @@ _log = logging.getLogger("mooncake.connector")
 
 
 def get_mooncake_side_channel_port(vllm_config: Any) -> int:
-    """Returns the port of the side channel of rank 0 in the data-parallel replica of a process."""
+    """Return the port of the side channel of rank 0 in the data-parallel replica of a process."""
     parallel = vllm_config.parallel_config
     # Newer versions of vLLM keep 0 in `data_parallel_rank` of dense models.
     replica = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)
@@ -26,7 +26,7 @@ def get_mooncake_side_channel_port(vllm_config: Any) -> int:
 
 
 def pipeline_stages(vllm_config: Any) -> int:
-    """Returns the number of pipeline stages."""
+    """Return the number of pipeline stages."""
     return int(getattr(vllm_config.parallel_config, "pipeline_parallel_size", 1))
 
 
@@ -55,7 +55,7 @@ class MooncakeConnectorScheduler:
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int, bool]:
-        """Returns how many tokens of a prompt are fetched, and whether that happens meanwhile.
+        """Return how many tokens of a prompt are fetched, and whether that happens meanwhile.
 
         Args:
             request: The request; it is not changed.
@@ -67,7 +67,7 @@ class MooncakeConnectorScheduler:
         return (missing, True) if missing > 0 else (0, False)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Records a request that vLLM has given its blocks.
+        """Record a request that vLLM has given its blocks.
 
         Args:
             request: The request.
@@ -88,7 +88,7 @@ class MooncakeConnectorScheduler:
             self._to_send.setdefault(request.request_id, [])
 
     def build_connector_meta(self, scheduler_output: Any) -> MooncakeConnectorMetadata:  # noqa: ARG002
-        """Returns what the workers have to do for the step, once."""
+        """Return what the workers have to do for the step, once."""
         metadata = MooncakeConnectorMetadata()
         for request_id, (params, blocks) in self._to_recv.items():
             metadata.add_new_req(request_id, blocks, params)
@@ -142,7 +142,7 @@ class MooncakeConnectorScheduler:
         }
 
     def _remote_prefill(self, request: Any) -> RemotePrefill | None:
-        """Returns where a request was prefilled, or None if its prompt is computed here."""
+        """Return where a request was prefilled, or None if its prompt is computed here."""
         params = request.kv_transfer_params
         if not params or not params.get("do_remote_prefill"):
             return None

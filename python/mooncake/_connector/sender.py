@@ -79,7 +79,7 @@ class BlockSender:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="mooncake-sender")
 
     def start(self, regions: Sequence[Region], host: str, port: int) -> None:
-        """Serves calls for blocks of the regions.
+        """Serve calls for blocks of the regions.
 
         Raises:
             OSError: The port is in use, or the host has no such address.
@@ -89,13 +89,13 @@ class BlockSender:
         self._loop.result(self._listen(host, port), _START_S)
 
     def close(self) -> None:
-        """Waits for writes that have begun. The event loop must be closed first."""
+        """Wait for writes that have begun. The event loop must be closed first."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     # Requests
 
     def record(self, requests: Mapping[str, list[int]], aborted: Iterable[str]) -> None:
-        """Adds requests and blocks of those that finished here; drops those that were aborted."""
+        """Add requests and blocks of those that finished here; drop those that were aborted."""
         now = asyncio.get_running_loop().time()
         for request_id, blocks in requests.items():
             meta = self.requests.setdefault(request_id, SendBlockMeta([], asyncio.Event()))
@@ -126,7 +126,7 @@ class BlockSender:
             )
 
     def _claim(self, request_ids: Sequence[str]) -> list[SendBlockMeta]:
-        """Takes requests for a call; meanwhile they do not expire, and no other call gets them.
+        """Take requests for a call; meanwhile they do not expire, and no other call gets them.
 
         Raises:
             _RefusedError: One of them is unknown, or another call has it.
@@ -146,7 +146,7 @@ class BlockSender:
         return claimed
 
     def _release(self, request_ids: Sequence[str], claimed: Sequence[SendBlockMeta]) -> None:
-        """Ends a claim. Requests that were not handed over may be asked for again, or expire."""
+        """End a claim. Requests that were not handed over may be asked for again, or expire."""
         self._claimed.difference_update(request_ids)
         again = asyncio.get_running_loop().time() + self._expiry_s
         for request_id, meta in zip(request_ids, claimed, strict=True):
@@ -201,7 +201,7 @@ class BlockSender:
                 await socket.send_multipart([caller, b"", answer])
 
     async def _hand_over(self, call: Any) -> None:
-        """Writes the blocks of all requests of a call, or fails for all of them.
+        """Write the blocks of all requests of a call, or fail for all of them.
 
         Raises:
             _RefusedError: A request cannot be served, or the write failed.
@@ -276,7 +276,7 @@ class BlockSender:
                 raise _RefusedError(f"request {request_id} was aborted here")
 
     def _write(self, peer: str, copies: Copies, start_max: float) -> None:
-        """Writes blocks to a decode worker. Runs in a thread of the pool."""
+        """Write blocks to a decode worker. Runs in a thread of the pool."""
         if time.monotonic() > start_max:
             raise _RefusedError(
                 "all VLLM_MOONCAKE_SENDER_WORKERS were busy until it was too late to start"
@@ -292,5 +292,5 @@ class BlockSender:
 
 
 def _ends(layers: Sequence[str]) -> str:
-    """Returns the first and the last layer as text."""
+    """Return the first and the last layer as text."""
     return f"{layers[0]} to {layers[-1]} ({len(layers)} regions)" if layers else "of no name"

@@ -30,7 +30,7 @@ class Settings:
 
 
 def settings() -> Settings:
-    """Returns the settings of this process.
+    """Return the settings of this process.
 
     Raises:
         ValueError: A variable is not a number, or is out of range.

@@ -18,7 +18,7 @@ __all__ = [
 
 
 def _module(*names: str) -> Any:
-    """Returns the first of the modules that can be imported."""
+    """Return the first of the modules that can be imported."""
     failure: ImportError | None = None
     for name in names:
         try:
@@ -39,20 +39,20 @@ RequestStatus: Any = _module("vllm.v1.request").RequestStatus
 
 
 def get_ip() -> str:
-    """Returns the address by which vLLM lets other hosts reach this one (``VLLM_HOST_IP``)."""
+    """Return the address by which vLLM lets other hosts reach this one (``VLLM_HOST_IP``)."""
     return str(_module("vllm.utils.network_utils", "vllm.utils").get_ip())
 
 
 def reports_load_errors() -> bool:
-    """Returns whether vLLM asks workers for blocks that were not filled, as from 0.11 on."""
+    """Return whether vLLM asks workers for blocks that were not filled, as from 0.11 on."""
     return hasattr(KVConnectorBase_V1, "get_block_ids_with_load_errors")
 
 
 def pipeline_stage() -> int:
-    """Returns the pipeline stage of this worker."""
+    """Return the pipeline stage of this worker."""
     return int(_module("vllm.distributed.parallel_state").get_pp_group().rank_in_group)
 
 
 def tensor_parallel_rank() -> int:
-    """Returns the rank of this worker in its tensor-parallel group."""
+    """Return the rank of this worker in its tensor-parallel group."""
     return int(_module("vllm.distributed.parallel_state").get_tensor_model_parallel_rank())

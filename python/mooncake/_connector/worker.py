@@ -109,7 +109,7 @@ class MooncakeConnectorWorker:
         return self.kv_role != "kv_producer"
 
     def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
-        """Registers the KV cache with the engine, and serves calls for its blocks.
+        """Register the KV cache with the engine, and serve calls for its blocks.
 
         Args:
             kv_caches: Tensor of each layer.
@@ -143,7 +143,7 @@ class MooncakeConnectorWorker:
         _log.info("registered %d regions of %d blocks", len(regions), regions[0].blocks)
 
     def start_load_kv(self, metadata: MooncakeConnectorMetadata) -> None:
-        """Starts what a step asks for, and returns at once."""
+        """Start what a step asks for, and return at once."""
         if self.is_sender and (metadata.reqs_to_send or metadata.reqs_aborted):
             self._loop.call(self._sender.record, metadata.reqs_to_send, metadata.reqs_aborted)
         if not self.is_receiver:
@@ -155,18 +155,18 @@ class MooncakeConnectorWorker:
             self._loop.call(self._receiver.fetch, host, port, fetches)
 
     def get_finished(self) -> tuple[set[str] | None, set[str] | None]:
-        """Returns the requests that were handed over or freed, and those that were fetched.
+        """Return the requests that were handed over or freed, and those that were fetched.
 
         Each request is returned once; None stands for no requests.
         """
         return self._sender.finished.take() or None, self._receiver.finished.take() or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Returns the blocks that were to be fetched and were not. Each is returned once."""
+        """Return the blocks that were to be fetched and were not. Each is returned once."""
         return self._receiver.failed_blocks.take()
 
     def shutdown(self) -> None:
-        """Ends the calls in flight, unregisters the KV cache, and stops the threads."""
+        """End the calls in flight, unregister the KV cache, and stop the threads."""
         if self._is_closed:
             return
         self._is_closed = True

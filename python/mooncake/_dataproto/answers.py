@@ -49,7 +49,7 @@ class TagCopies(list[dict[str, Any]]):
         return list, (list(self),)
 
     def copy_all(self) -> None:
-        """Copies the tags that were not taken out before."""
+        """Copy the tags that were not taken out before."""
         if self._own is None:
             return
         own, self._own = self._own, None
@@ -59,7 +59,7 @@ class TagCopies(list[dict[str, Any]]):
 
 
 def _after_copying(name: str) -> Callable[..., Any]:
-    """Returns a method of lists for `TagCopies`: it takes out or moves all tags."""
+    """Return a method of lists for `TagCopies`: it takes out or moves all tags."""
     method = getattr(list, name)
 
     def call(self: TagCopies, *given: Any, **named: Any) -> Any:
@@ -114,36 +114,36 @@ class HandleCopies(dict[str, Handle]):
         return dict, (dict(self),)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Returns the handle of a fragment, or `default`."""
+        """Return the handle of a fragment, or `default`."""
         # `dict.get` would return what others have, too.
         return self[name] if name in self else default  # noqa: SIM401
 
     def items(self) -> dict_items[str, Handle]:
-        """Returns the fragments and their handles."""
+        """Return the fragments and their handles."""
         self._copy_all()
         return super().items()
 
     def values(self) -> dict_values[str, Handle]:
-        """Returns the handles."""
+        """Return the handles."""
         self._copy_all()
         return super().values()
 
     def copy(self) -> dict[str, Handle]:
-        """Returns the handles in a plain dictionary."""
+        """Return the handles in a plain dictionary."""
         return dict(self)
 
     def pop(self, name: str, *default: Any) -> Any:
-        """Removes a fragment; returns its handle, or `default`."""
+        """Remove a fragment; return its handle, or `default`."""
         self._copy_all()
         return super().pop(name, *default)
 
     def popitem(self) -> tuple[str, Handle]:
-        """Removes a fragment; returns it with its handle."""
+        """Remove a fragment; return it with its handle."""
         self._copy_all()
         return super().popitem()
 
     def setdefault(self, name: str, default: Any = None) -> Any:
-        """Returns the handle of a fragment, after setting it to `default` if there is none."""
+        """Return the handle of a fragment, after setting it to `default` if there is none."""
         self._copy_all()
         return super().setdefault(name, default)
 

@@ -52,7 +52,7 @@ class _Fragment:
         self.show(self.view, None)
 
     def show(self, view: HandleView, shared: Mapping[str, Any] | None) -> None:
-        """Takes a handle, with the `meta_info` of another fragment if that is equal."""
+        """Take a handle, with the `meta_info` of another fragment if that is equal."""
         self.view = view
         self.handle = view.handle
         own = view.handle.get("meta_info") or None
@@ -90,26 +90,26 @@ class _Entry:
         return self.fragment if self.names is _MIXED else None
 
     def fields(self) -> Iterable[str]:
-        """Returns the names of the fields, in the order in which they came."""
+        """Return the names of the fields, in the order in which they came."""
         places = self.places
         return self.names if places is None else places
 
     def place_of(self, name: str) -> Place | None:
-        """Returns the place of a field; None if there is no such field."""
+        """Return the place of a field; None if there is no such field."""
         places = self.places
         if places is not None:
             return places.get(name)
         return (self.fragment, self.row) if name in self.names else None
 
     def fragments(self) -> list[_Fragment]:
-        """Returns the fragment of each field."""
+        """Return the fragment of each field."""
         places = self.places
         if places is not None:
             return [fragment for fragment, _ in places.values()]
         return [self.fragment] * len(self.names)
 
     def locate(self, names: tuple[str, ...], fragment: _Fragment, row: int) -> list[_Fragment]:
-        """Sets the place of fields; returns the fragments that they had."""
+        """Set the place of fields; return the fragments that they had."""
         places = self.places
         if places is None and (not self.names or names == self.names):
             previous = self.fragments()
@@ -123,7 +123,7 @@ class _Entry:
         return previous
 
     def add_tag(self, tag: dict[str, Any]) -> None:
-        """Merges a tag, which other entries may share, into that of the key."""
+        """Merge a tag, which other entries may share, into that of the key."""
         self.tag = {**self.tag, **tag} if self.tag else tag
 
 
@@ -160,7 +160,7 @@ class DataProtoCatalog:
         tags: Sequence[Mapping[str, Any]] | None = None,
         handle: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Sets tags of keys, or the locations of their fields, or both.
+        """Set tags of keys, or the locations of their fields, or both.
 
         The fragment stays the caller's: it is never retired. Tags are merged into those that
         the key has.
@@ -185,7 +185,7 @@ class DataProtoCatalog:
         tags: Sequence[Mapping[str, Any]] | None = None,
         handle: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Does what `update` does, once per `operation_id`, and takes over the fragment.
+        """Do what `update` does, once per `operation_id`, and take over the fragment.
 
         A repetition returns the result of the first call, until `ack_publication`.
 
@@ -217,7 +217,7 @@ class DataProtoCatalog:
         previous_handle: Mapping[str, Any],
         handle: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """Replaces the handle of a fragment by one with more stages, once per `operation_id`.
+        """Replace the handle of a fragment by one with more stages, once per `operation_id`.
 
         Returns:
             The result as of `update`, or `append_rejected` with the reason: the fragment is gone
@@ -251,7 +251,7 @@ class DataProtoCatalog:
         *,
         pin: bool = False,
     ) -> dict[str, Any]:
-        """Returns where the fields of keys lie; all fields that any of the keys has by default.
+        """Return where the fields of keys lie; all fields that any of the keys has by default.
 
         Args:
             partition: The partition.
@@ -303,7 +303,7 @@ class DataProtoCatalog:
             return answer
 
     def release_read(self, token: int) -> dict[str, Any]:
-        """Ends a pinned read. A token that is unknown or was released already has no effect."""
+        """End a pinned read. A token that is unknown or was released already has no effect."""
         with self._lock:
             for fragment in self._reads.pop(token, ()):
                 fragment.readers -= 1
@@ -311,7 +311,7 @@ class DataProtoCatalog:
             return self._retired_handles()
 
     def list(self, partition: str | None = None) -> dict[str, dict[str, Any]]:
-        """Returns the tags of each key of one or of all partitions."""
+        """Return the tags of each key of one or of all partitions."""
         if partition is not None:
             checked_text(partition, "partition")
         with self._lock:
@@ -322,7 +322,7 @@ class DataProtoCatalog:
             }
 
     def remove(self, partition: str, keys: Sequence[str]) -> dict[str, Any]:
-        """Removes keys; unknown ones have no effect. Returns the `retired_handles`."""
+        """Remove keys; unknown ones have no effect. Return the `retired_handles`."""
         checked_text(partition, "partition")
         names = checked_names(keys, "keys")
         with self._lock:
@@ -330,7 +330,7 @@ class DataProtoCatalog:
             return self._retired_handles()
 
     def drain(self) -> dict[str, Any]:
-        """Removes all keys and refuses new ones. Returns the `retired_handles`.
+        """Remove all keys and refuse new ones. Return the `retired_handles`.
 
         Raises:
             RuntimeError: A pinned read has not ended.
@@ -347,7 +347,7 @@ class DataProtoCatalog:
             return self._retired_handles()
 
     def ack_retired(self, handles: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Confirms that retired fragments were deleted. Returns those that remain.
+        """Confirm that retired fragments were deleted. Return those that remain.
 
         Raises:
             ValueError: A handle is none, or is not the last one of its fragment.
@@ -413,7 +413,7 @@ class DataProtoCatalog:
         before: HandleView,
         after: HandleView,
     ) -> str | None:
-        """Returns why a fragment cannot be replaced by a longer one, None if it can."""
+        """Return why a fragment cannot be replaced by a longer one, None if it can."""
         if self._is_drained:
             return "DataProto catalog is drained"
         fragment = self._fragments.get(fragment_id)
@@ -474,13 +474,13 @@ class DataProtoCatalog:
         return fragment
 
     def _shared(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Returns equal names that other entries have, too."""
+        """Return equal names that other entries have, too."""
         if len(self._shared_names) >= _SHARED_NAMES_MAX:
             self._shared_names.clear()
         return self._shared_names.setdefault(names, names)
 
     def _rows(self, count: int) -> Sequence[int]:
-        """Returns the row numbers up to a count; the entries share them, so that few are read."""
+        """Return the row numbers up to a count; the entries share them, so that few are read."""
         if count > _SHARED_ROWS_MAX:
             return range(count)
         if len(self._shared_rows) < count:
@@ -564,7 +564,7 @@ class DataProtoCatalog:
 
 
 def _not_ready(keys: Sequence[str], entries: Sequence[_Entry], wanted: Sequence[str]) -> ValueError:
-    """Returns the error that names the first key without all of the fields."""
+    """Return the error that names the first key without all of the fields."""
     key, absent = next(
         (key, absent)
         for key, entry in zip(keys, entries, strict=True)
@@ -574,7 +574,7 @@ def _not_ready(keys: Sequence[str], entries: Sequence[_Entry], wanted: Sequence[
 
 
 def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Returns whether tags are equal, with items in one order and of the same plain classes."""
+    """Return whether tags are equal, with items in one order and of the same plain classes."""
     if one != other or list(one) != list(other) or not is_plain(other):
         return False
     kinds = [each.__class__ for each in other.values()]
@@ -585,7 +585,7 @@ def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def _places_of(
     entries: Sequence[_Entry], wanted: Sequence[str] | None
 ) -> tuple[dict[_Fragment, None], list[tuple[str, int]]]:
-    """Returns the fragments of keys and where the keys lie in them.
+    """Return the fragments of keys and where the keys lie in them.
 
     Returns nothing unless the keys have the same fields, the wanted ones among them if they are
     named, and each key has them in one place.
@@ -605,7 +605,7 @@ def _places_of(
 
 
 def _fields_of(entries: Sequence[_Entry]) -> tuple[str, ...]:
-    """Returns the fields that any of the keys has, each once, in order."""
+    """Return the fields that any of the keys has, each once, in order."""
     names = entries[0].names
     if names is not _MIXED and all(entry.names is names for entry in entries):
         return names
@@ -615,7 +615,7 @@ def _fields_of(entries: Sequence[_Entry]) -> tuple[str, ...]:
 def _groups_of(
     entries: Sequence[_Entry], wanted: Sequence[str]
 ) -> dict[tuple[Place, ...], list[str]] | None:
-    """Returns the fields that lie in the same places; None if a key lacks one."""
+    """Return the fields that lie in the same places; None if a key lacks one."""
     groups: dict[tuple[Place, ...], list[str]] = {}
     for name in wanted:
         places = [place for entry in entries if (place := entry.place_of(name)) is not None]
@@ -626,7 +626,7 @@ def _groups_of(
 
 
 def _meta_info(fragments: Iterable[_Fragment]) -> dict[str, Any]:
-    """Returns the common metadata of fragments.
+    """Return the common metadata of fragments.
 
     Raises:
         ValueError: They disagree about an entry.

@@ -62,7 +62,7 @@ class HandleView:
 
 
 def view_handle(handle: object) -> HandleView:
-    """Returns a checked copy of a handle that `export_dataproto_ref` made, with all of its fields.
+    """Return a checked copy of a handle that `export_dataproto_ref` made, with all of its fields.
 
     Raises:
         ValueError: It is no such handle, its version is unknown, or its fields name stages that
@@ -83,7 +83,7 @@ def view_handle(handle: object) -> HandleView:
 
 
 def checked_names(values: object, label: str) -> tuple[str, ...]:
-    """Returns distinct, non-empty strings in their order.
+    """Return distinct, non-empty strings in their order.
 
     Raises:
         ValueError: They are no iterable with an order, there are none, or a name is repeated.
@@ -103,7 +103,7 @@ def checked_names(values: object, label: str) -> tuple[str, ...]:
 def checked_tags(
     tags: Sequence[Mapping[str, Any]] | None, count: int
 ) -> list[dict[str, Any]] | None:
-    """Returns a copy of the tags, one mapping for each key, or None.
+    """Return a copy of the tags, one mapping for each key, or None.
 
     Raises:
         ValueError: There are more or fewer tags than keys.
@@ -119,12 +119,12 @@ def checked_tags(
 
 
 def is_plain(values: Mapping[str, Any]) -> bool:
-    """Returns whether a shallow copy of a mapping shares nothing that can change."""
+    """Return whether a shallow copy of a mapping shares nothing that can change."""
     return all(each.__class__ in _PLAIN for each in values.values())
 
 
 def copied(value: _Value) -> _Value:
-    """Returns a deep copy of a value of JSON, several times faster than `copy.deepcopy`."""
+    """Return a deep copy of a value of JSON, several times faster than `copy.deepcopy`."""
     result: Any = value
     if value.__class__ in _PLAIN:
         return value
@@ -141,7 +141,7 @@ def copied(value: _Value) -> _Value:
 
 
 def checked_text(value: object, name: str) -> str:
-    """Returns `value` if it is a string with at least one character.
+    """Return `value` if it is a string with at least one character.
 
     Raises:
         ValueError: It is not.

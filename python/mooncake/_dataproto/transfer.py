@@ -55,7 +55,7 @@ class DataProtoCatalogTransfer:
         tags: Sequence[Mapping[str, Any]] | None = None,
         **put_kwargs: Any,
     ) -> dict[str, Any]:
-        """Stores a batch, one row per key, and publishes it.
+        """Store a batch, one row per key, and publish it.
 
         `put_kwargs` are passed on to the transfer's `put`.
 
@@ -96,7 +96,7 @@ class DataProtoCatalogTransfer:
         stage: str,
         **append_kwargs: Any,
     ) -> dict[str, Any]:
-        """Stores more fields of a published batch as a stage, and publishes them.
+        """Store more fields of a published batch as a stage, and publish them.
 
         `fragment_id` and `handle` come from the `handles` of `resolve`; `append_kwargs` are
         passed on to the transfer's `append_dataproto_fields`.
@@ -133,12 +133,12 @@ class DataProtoCatalogTransfer:
     def resolve(
         self, partition: str, keys: Sequence[str], fields: Sequence[str] | None = None
     ) -> dict[str, Any]:
-        """Returns where fields of keys lie, and keeps them until `release_read`."""
+        """Return where fields of keys lie, and keep them until `release_read`."""
         answer: dict[str, Any] = self._catalog_call("resolve", partition, keys, fields, pin=True)
         return answer
 
     def release_read(self, token: int) -> None:
-        """Ends a read that `resolve` began, and deletes fragments that nothing refers to."""
+        """End a read that `resolve` began, and delete fragments that nothing refers to."""
         self._delete_retired(self._catalog_call("release_read", token))
 
     def attach_results(self, output: Any, results: Sequence[Any]) -> None:
@@ -171,12 +171,12 @@ class DataProtoCatalogTransfer:
             raise RuntimeError(f"failed to release DataProto read buffer for {len(failed)} item(s)")
 
     def list(self, partition: str | None = None) -> dict[str, dict[str, Any]]:
-        """Returns the tags of each key of one or of all partitions."""
+        """Return the tags of each key of one or of all partitions."""
         tags: dict[str, dict[str, Any]] = self._catalog_call("list", partition)
         return tags
 
     def remove(self, partition: str, keys: Sequence[str]) -> None:
-        """Removes keys, and deletes fragments that nothing refers to any more."""
+        """Remove keys, and delete fragments that nothing refers to any more."""
         self._delete_retired(self._catalog_call("remove", partition, keys))
 
     def drain(self) -> None:
@@ -229,7 +229,7 @@ class DataProtoCatalogTransfer:
             raise
 
     def _deliver(self, publication: _Publication) -> dict[str, Any]:
-        """Calls the catalog, and deletes what it retired or rejected."""
+        """Call the catalog, and delete what it retired or rejected."""
         result = self._catalog_call(
             publication.method,
             publication.operation_id,
@@ -278,7 +278,7 @@ class DataProtoCatalogTransfer:
             raise RuntimeError(f"failed to clean up {failed} retired DataProto fragment(s)")
 
     def _delete_retired(self, result: Mapping[str, Any]) -> int:
-        """Deletes retired fragments; returns how many remain, which the catalog names again."""
+        """Delete retired fragments; return how many remain, which the catalog names again."""
         handles: Sequence[Handle] = result.get("retired_handles") or ()
         failed = _failed_items(
             handles, self.transfer.cleanup_dataproto, "clean up DataProto fragment"
@@ -313,7 +313,7 @@ class _Pending(Generic[_Item]):
 def _failed_items(
     items: Iterable[_Item], action: Callable[[_Item], object], purpose: str, *, attempts: int = 1
 ) -> list[_Item]:
-    """Applies an action to each item, logs failures, and returns the items that failed."""
+    """Apply an action to each item, log failures, and return the items that failed."""
     pending = list(items)
     for _ in range(attempts):
         failed = []
@@ -332,7 +332,7 @@ class _AppendRejectedError(Exception):
 
 
 def _exported(ref: Any) -> Handle:
-    """Returns the handle of a reference that a transfer returned."""
+    """Return the handle of a reference that a transfer returned."""
     if isinstance(ref, Mapping):
         return dict(ref)
     # Imported at use: it needs numpy.

@@ -57,11 +57,11 @@ class MooncakeBackend(_Backend):  # type: ignore[misc]
         return group
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """Returns "mooncake"."""
+        """Return "mooncake"."""
         return "mooncake"
 
     def name(self) -> str:
-        """Returns "mooncake"."""
+        """Return "mooncake"."""
         return "mooncake"
 
 
@@ -79,7 +79,7 @@ for _name in _PASSED_ON:
 
 
 def register_backends(group: Any, rank: int, size: int, devices: list[torch.device]) -> None:
-    """Gives the group a backend for each device."""
+    """Give the group a backend for each device."""
     kind = dist.ProcessGroup.BackendType.CUSTOM
     backend = MooncakeBackend(group, rank, size)
     # C++ keeps only its own half of the object.

@@ -60,7 +60,7 @@ _COMPLEX = {10, 11}
 
 
 def reduction_codes(operation: Any, dtype: torch.dtype) -> tuple[int, int]:
-    """Returns the codes of a reduction, and of the type of its elements.
+    """Return the codes of a reduction, and of the type of its elements.
 
     Raises:
         TypeError: The reduction is not defined for `dtype`, or not known.
@@ -86,7 +86,7 @@ def _codes(operation: Any, dtype: torch.dtype) -> tuple[int, int]:
 
 
 def premultiplied(tensor: torch.Tensor, operation: Any) -> torch.Tensor:
-    """Returns a copy of the tensor that is scaled by the factor of a PREMUL_SUM.
+    """Return a copy of the tensor that is scaled by the factor of a PREMUL_SUM.
 
     Raises:
         TypeError: It has no factor.
@@ -104,12 +104,12 @@ def premultiplied(tensor: torch.Tensor, operation: Any) -> torch.Tensor:
 
 
 def element_code(dtype: torch.dtype) -> int:
-    """Returns the code by which ranks compare the types of their elements."""
+    """Return the code by which ranks compare the types of their elements."""
     return _ELEMENTS.get(dtype, _OTHER_ELEMENT)
 
 
 def dtype_code(dtype: torch.dtype) -> int:
-    """Returns the code of an element type that can be reduced.
+    """Return the code of an element type that can be reduced.
 
     Raises:
         TypeError: Elements of `dtype` cannot be reduced.

@@ -44,7 +44,7 @@ class Collectives:
         return self._together([self.allreduce([tensor], opts) for tensor in tensors])
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> MooncakeWork:
-        """Sends the tensor of the root to all ranks."""
+        """Send the tensor of the root to all ranks."""
         tensor = _single(tensors, "broadcast")
         root = self._root(opts, "broadcast")
         if self._pending.collectives:
@@ -204,7 +204,7 @@ class Collectives:
         return self._together([self.reduce_scatter_single(out, own, opts) for out, own in pairs])
 
     def alltoall(self, outputs: Tensors, tensors: Tensors, opts: Any = None) -> MooncakeWork:
-        """Sends a tensor to each rank, and takes one from each; their sizes may differ."""
+        """Send a tensor to each rank, and take one from each; their sizes may differ."""
         self._check_count(len(outputs), "alltoall", "output tensors")
         self._check_count(len(tensors), "alltoall", "input tensors")
         for tensor in (*outputs, *tensors):
@@ -231,7 +231,7 @@ class Collectives:
         input_split_sizes: Sequence[int],
         opts: Any = None,
     ) -> MooncakeWork:
-        """Sends rows of one tensor to each rank; no split sizes stand for equal parts.
+        """Send rows of one tensor to each rank; no split sizes stand for equal parts.
 
         Equal parts are those for the number of ranks at the call. If it changes, ranks that saw it
         earlier divide otherwise, and the operation fails at all ranks.
@@ -277,7 +277,7 @@ class Collectives:
     def scatter(
         self, outputs: Tensors, tensors: Sequence[Tensors], opts: Any = None
     ) -> MooncakeWork:
-        """Sends a tensor of the root to each rank; the root alone passes inputs."""
+        """Send a tensor of the root to each rank; the root alone passes inputs."""
         output = _single(outputs, "scatter")
         root = self._root(opts, "scatter")
         given: Tensors = []
@@ -301,11 +301,11 @@ class Collectives:
         return self._begun(completion, [memory], [output], opts, parts)
 
     def barrier(self, opts: Any = None) -> MooncakeWork:
-        """Waits until all ranks have called it."""
+        """Wait until all ranks have called it."""
         return self._begun(self._begin("barrier"), [], [], opts)
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> MooncakeWork:
-        """Sends a tensor to a rank; done when that rank has received it."""
+        """Send a tensor to a rank; done when that rank has received it."""
         source = read_from(_single(tensors, "send"))
         completion = self._begin("send", source.address, source.nbytes, dst, _tag(tag))
         return self._message(completion, [], [], [source])
@@ -323,7 +323,7 @@ class Collectives:
         return self.recv(tensors, -1, tag)
 
     def rank(self) -> int:
-        """Returns this process's in-group rank."""
+        """Return this process's in-group rank."""
         raise NotImplementedError
 
     def _start_coalescing(self, device: Any = None) -> None:  # noqa: ARG002 - torch's
@@ -343,7 +343,7 @@ class Collectives:
             )
 
     def _root(self, opts: Any, call: str) -> int:
-        """Returns the root of torch's options; a bare rank is accepted too."""
+        """Return the root of torch's options; a bare rank is accepted too."""
         root = 0 if opts is None else opts if isinstance(opts, int) else int(opts.rootRank)
         if not 0 <= root < self._pending.max_group_size:
             raise ValueError(
@@ -355,7 +355,7 @@ class Collectives:
     def _part_count(
         self, whole: torch.Tensor, part: torch.Tensor, whole_name: str, part_name: str
     ) -> int:
-        """Returns into how many parts a tensor falls.
+        """Return into how many parts a tensor falls.
 
         The number may differ from that of ranks: after a rank was lost at the end of the group, the
         survivors pass tensors for the smaller group. The operation fails if a rank that takes part
@@ -375,7 +375,7 @@ class Collectives:
         )
 
     def _await_overlapping(self, tensors: Tensors) -> None:
-        """Waits for earlier results in memory of these tensors, if an operation moves a copy.
+        """Wait for earlier results in memory of these tensors, if an operation moves a copy.
 
         A copy is made when an operation is called, and written back when it has ended. Tensors that
         are their own memory are read and written in the order of calls.
@@ -401,7 +401,7 @@ class Collectives:
         results: list[torch.Tensor],
         sources: Sequence[HostMemory] = (),
     ) -> MooncakeWork:
-        """Returns the work of a message."""
+        """Return the work of a message."""
         limit_us = process_settings.p2p_timeout_us
         timeout_s = self._timeout_s if limit_us is None else limit_us / 1e6
         work = MooncakeWork(
@@ -419,7 +419,7 @@ class Collectives:
         opts: Any,
         sources: Sequence[HostMemory] = (),
     ) -> MooncakeWork:
-        """Returns the work of an operation that writes `memory` and reads `sources`."""
+        """Return the work of an operation that writes `memory` and reads `sources`."""
         # Before torch 2.8, the options do not say whether the caller waits at once.
         is_awaited = not getattr(opts, "asyncOp", True)
         if not is_awaited:
@@ -440,7 +440,7 @@ class Collectives:
 
 
 def _single(tensors: Any, call: str) -> torch.Tensor:
-    """Returns the one tensor of a list; a bare tensor is accepted too."""
+    """Return the one tensor of a list; a bare tensor is accepted too."""
     if isinstance(tensors, torch.Tensor):
         return tensors
     if len(tensors) != 1:
@@ -450,7 +450,7 @@ def _single(tensors: Any, call: str) -> torch.Tensor:
 
 
 def _single_list(lists: Any, call: str) -> Tensors:
-    """Returns the one list of a list of lists; a bare list of tensors is accepted too."""
+    """Return the one list of a list of lists; a bare list of tensors is accepted too."""
     if lists and isinstance(lists[0], torch.Tensor):
         bare: Tensors = lists
         return bare
@@ -461,7 +461,7 @@ def _single_list(lists: Any, call: str) -> Tensors:
 
 
 def _operation(opts: Any) -> Any:
-    """Returns the reduction of torch's options; a bare reduction is accepted too."""
+    """Return the reduction of torch's options; a bare reduction is accepted too."""
     return dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
 
 
@@ -472,7 +472,7 @@ def _tag(tag: int) -> int:
 
 
 def _timeout(opts: Any, default_s: float) -> float:
-    """Returns the time limit of torch's options; a negative one stands for the group's."""
+    """Return the time limit of torch's options; a negative one stands for the group's."""
     timeout = getattr(opts, "timeout", None)
     if not isinstance(timeout, timedelta):
         return default_s
@@ -496,7 +496,7 @@ def _split(
     counts: tuple[int, int],
     side: str,
 ) -> tuple[list[int], list[int]]:
-    """Returns address and length of each rank's rows."""
+    """Return address and length of each rank's rows."""
     ranks, most = counts
     rows = tensor.shape[0] if tensor.dim() else 1
     if not sizes:

@@ -39,7 +39,7 @@ class ProcessContext:
         self._process = os.getpid()
 
     def add(self, group: Any) -> None:
-        """Counts a group as a user."""
+        """Count a group as a user."""
         self._groups.add(group)
 
     def remove(self, group: Any) -> None:
@@ -53,14 +53,14 @@ class ProcessContext:
         self.native.close()
 
     def close(self) -> None:
-        """Closes all groups. Their operations fail, their threads end."""
+        """Close all groups. Their operations fail, their threads end."""
         for group in list(self._groups):
             group.shutdown()
         # There is no group if none could be made.
         self.native.close()
 
     def is_of_this_process(self) -> bool:
-        """Returns whether the context was not made by a parent of this process."""
+        """Return whether the context was not made by a parent of this process."""
         return self._process == os.getpid()
 
 
@@ -70,7 +70,7 @@ _made = 0
 
 
 def context_for(store: Any, global_rank: int, *, joins: bool, deadline: float) -> ProcessContext:
-    """Returns the context of the process; the first group makes it.
+    """Return the context of the process; the first group makes it.
 
     Global rank 0 puts the address of its coordinator into torch's store, once. The key has a
     number, because a process may begin again on the same store, where the old key still is; a
@@ -114,7 +114,7 @@ def context_for(store: Any, global_rank: int, *, joins: bool, deadline: float) -
 
 
 def _check_world(context: ProcessContext, store: Any, global_rank: int) -> None:
-    """Checks that a further group is of the world that the process is in.
+    """Check that a further group is of the world that the process is in.
 
     A world of its own has a store of its own. Where its ranks have the same numbers, they are in
     one world.
@@ -134,7 +134,7 @@ def _check_world(context: ProcessContext, store: Any, global_rank: int) -> None:
 
 
 def seconds_left(deadline: float) -> float:
-    """Returns the seconds until `deadline`, at least one millisecond."""
+    """Return the seconds until `deadline`, at least one millisecond."""
     return max(deadline - time.monotonic(), 0.001)
 
 
@@ -164,7 +164,7 @@ def _published(store: Any, key: str, deadline: float) -> str:
 
 
 def _host(store: Any, coordinator: str | None) -> str:
-    """Returns the address that other ranks reach this process at.
+    """Return the address that other ranks reach this process at.
 
     That is the one on the way to the server of torch's store; where the store has none, on the way
     to the coordinator.
@@ -180,7 +180,7 @@ def _host(store: Any, coordinator: str | None) -> str:
 
 
 def _check_reachable(coordinator: str, host: str, is_same_network: bool) -> None:
-    """Checks that a rank on another host can reach the coordinator, and be reached from there."""
+    """Check that a rank on another host can reach the coordinator, and be reached from there."""
     if is_same_network:
         return
     for name, address in (("global rank 0", _host_of(coordinator)), ("this rank", host)):
@@ -193,20 +193,20 @@ def _check_reachable(coordinator: str, host: str, is_same_network: bool) -> None
 
 
 def _own_network() -> str:
-    """Returns what tells the network of this process from that of other hosts and containers."""
+    """Return what tells the network of this process from that of other hosts and containers."""
     with open(_BOOT_ID, encoding="ascii") as file:
         return f"{file.read().strip()} {os.stat(_NETWORK).st_ino}"
 
 
 def _host_of(name: str) -> str:
-    """Returns the host of `host`, `host:port`, `[address]:port` or an IPv6 address."""
+    """Return the host of `host`, `host:port`, `[address]:port` or an IPv6 address."""
     if name.startswith("["):
         return name[1:].partition("]")[0]
     return name.rpartition(":")[0] if name.count(":") == 1 else name
 
 
 def _address_of(host: str, call: str) -> str:
-    """Returns an IP address of a host."""
+    """Return an IP address of a host."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -217,14 +217,14 @@ def _address_of(host: str, call: str) -> str:
 
 
 def _base_of(store: Any) -> Any:
-    """Returns the store behind those that only put a prefix before each key."""
+    """Return the store behind those that only put a prefix before each key."""
     while (inner := getattr(store, "underlying_store", None)) is not None:
         store = inner
     return store
 
 
 def _is_same_store(one: Any, other: Any) -> bool:
-    """Returns whether two stores have the same keys."""
+    """Return whether two stores have the same keys."""
     if one is other:
         return True
     if type(one) is not type(other):
@@ -237,14 +237,14 @@ def _is_same_store(one: Any, other: Any) -> bool:
 
 
 def _server_of(store: Any) -> tuple[str, int] | None:
-    """Returns host and port of the server behind torch's store, if it has one."""
+    """Return host and port of the server behind torch's store, if it has one."""
     store = _base_of(store)
     host, port = getattr(store, "host", None), int(getattr(store, "port", 0) or 0)
     return (host, port) if host and port else None
 
 
 def _interface_towards(host: str, port: int) -> str:
-    """Returns the own address on the route to a host; no packet is sent."""
+    """Return the own address on the route to a host; no packet is sent."""
     for family, kind, protocol, _, target in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
         with socket.socket(family, kind, protocol) as probe:
             try:
@@ -256,7 +256,7 @@ def _interface_towards(host: str, port: int) -> str:
 
 
 def _after_fork() -> None:
-    """Makes a forked child begin anew: the threads of the parent are not there."""
+    """Make a forked child begin anew: the threads of the parent are not there."""
     global _current, _lock, _made
     _lock = threading.Lock()
     _current = None
@@ -264,7 +264,7 @@ def _after_fork() -> None:
 
 
 def _close_at_exit() -> None:
-    """Ends the native threads before the interpreter is gone."""
+    """End the native threads before the interpreter is gone."""
     context = _current
     if context is not None and context.is_of_this_process():
         context.close()

@@ -26,19 +26,19 @@ class DeviceLinks:
     """Answers that no GPU is linked to another, and refuses the calls that would link them."""
 
     def ibgda_disabled(self) -> bool:
-        """Returns True: no GPU posts to an RDMA device itself."""
+        """Return True: no GPU posts to an RDMA device itself."""
         return True
 
     def p2p_enabled(self) -> bool:
-        """Returns False: no GPU maps the memory of another."""
+        """Return False: no GPU maps the memory of another."""
         return False
 
     def use_fast_path(self) -> bool:
-        """Returns False: tokens pass through host memory."""
+        """Return False: tokens pass through host memory."""
         return False
 
     def is_roce(self) -> bool:
-        """Returns False: no GPU uses an RDMA device itself."""
+        """Return False: no GPU uses an RDMA device itself."""
         return False
 
     sync_ib = _refused("sync_ib")

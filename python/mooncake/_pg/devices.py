@@ -15,7 +15,7 @@ _log = logging.getLogger("mooncake.pg")
 
 
 def engine_with_devices(host: str) -> _native.Engine | None:
-    """Returns the engine of `set_transfer_engine`, or a new one if this machine has RDMA devices.
+    """Return the engine of `set_transfer_engine`, or a new one if this machine has RDMA devices.
 
     Without devices the result is None: ranks send bytes over their own connections.
     """

@@ -30,7 +30,7 @@ class Routing:
 
     @classmethod
     def of(cls, topk_idx: torch.Tensor, num_experts: int) -> Routing:
-        """Returns the routing of `topk_idx`, int64 [T, K], where -1 stands for none."""
+        """Return the routing of `topk_idx`, int64 [T, K], where -1 stands for none."""
         count = max(topk_idx.shape[0], 1)
         numbers = torch.arange(topk_idx.shape[0], dtype=torch.int64, device="cpu").unsqueeze(1)
         is_routed = topk_idx >= 0
@@ -42,13 +42,13 @@ class Routing:
         return cls(pairs % count, counts, places)
 
     def bounds(self, ranks: int) -> list[int]:
-        """Returns where the rows of each rank begin, and their number at the end."""
+        """Return where the rows of each rank begin, and their number at the end."""
         per_rank = self.counts.reshape(ranks, -1).sum(dim=1)
         return [0, *per_rank.cumsum(0).tolist()]
 
 
 def rows_of_experts(begins: torch.Tensor, counts: torch.Tensor, size: int) -> torch.Tensor:
-    """Returns which rows of [experts, size] are the first `counts` from `begins` on."""
+    """Return which rows of [experts, size] are the first `counts` from `begins` on."""
     experts = torch.arange(len(counts), dtype=torch.int64, device="cpu") * size
     firsts = counts.cumsum(0) - counts
     offsets = torch.arange(int(counts.sum()), dtype=torch.int64, device="cpu")
@@ -56,7 +56,7 @@ def rows_of_experts(begins: torch.Tensor, counts: torch.Tensor, size: int) -> to
 
 
 def quantize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns rows as fp8, and a scale for each 128 channels."""
+    """Return rows as fp8, and a scale for each 128 channels."""
     count, hidden = rows.shape
     blocks = rows.to(torch.float32).reshape(count, hidden // BLOCK, BLOCK)
     largest = blocks.abs().amax(dim=2, keepdim=True).clamp(min=1e-4)
@@ -69,7 +69,7 @@ def quantize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def combine_rows(
     returned: torch.Tensor, places: torch.Tensor, topk_weights: torch.Tensor
 ) -> torch.Tensor:
-    """Returns for each token the weighted sum of its rows, in the order of `topk_idx`.
+    """Return for each token the weighted sum of its rows, in the order of `topk_idx`.
 
     Args:
         returned: Rows; the last one is zero and stands for none.

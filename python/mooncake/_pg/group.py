@@ -78,11 +78,11 @@ class MooncakeProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc
         return self._native
 
     def rank(self) -> int:
-        """Returns this process's slot."""
+        """Return this process's slot."""
         return self._rank
 
     def size(self) -> int:
-        """Returns the highest active slot + 1."""
+        """Return the highest active slot + 1."""
         return int(self._native.size())
 
     # The names by which C++ asks.
@@ -90,11 +90,11 @@ class MooncakeProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc
     getSize = size  # noqa: N815
 
     def getBackendName(self) -> str:  # noqa: N802
-        """Returns "mooncake", for CPU groups too."""
+        """Return "mooncake", for CPU groups too."""
         return "mooncake"
 
     def name(self) -> str:
-        """Returns "mooncake", for CPU groups too."""
+        """Return "mooncake", for CPU groups too."""
         return "mooncake"
 
     def _get_backend_name(self) -> str:
@@ -118,7 +118,7 @@ class MooncakeProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc
     supports_shrinking = False
 
     def supports_tensor_alloc(self, device: Any) -> bool:  # noqa: ARG002 - torch's
-        """Returns False: tensors come from torch's own allocators."""
+        """Return False: tensors come from torch's own allocators."""
         return False
 
     def _set_group_name(self, name: str) -> None:
@@ -141,11 +141,11 @@ class MooncakeProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc
         return self._desc
 
     def getGroupName(self) -> str:  # noqa: N802
-        """Returns the name that torch gave the group."""
+        """Return the name that torch gave the group."""
         return self._name
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """Returns the description that torch gave the group."""
+        """Return the description that torch gave the group."""
         return self._desc
 
     # Names until torch 2.12.
@@ -158,7 +158,7 @@ class MooncakeProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Waits for all ranks; the error names the ranks that have not called it.
+        """Wait for all ranks; the error names the ranks that have not called it.
 
         Args:
             timeout: Time limit; that of the group if none is given.
@@ -173,7 +173,7 @@ class MooncakeProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc
         monitored_barrier(self, limit_s if limit_s > 0 else self._timeout_s, wait_all_ranks)
 
     def shutdown(self) -> None:
-        """Ends the group: operations that are not done fail. Harmless if repeated."""
+        """End the group: operations that are not done fail. Harmless if repeated."""
         with self._close_lock:
             if self._is_closed:
                 return
@@ -187,7 +187,7 @@ class MooncakeProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc
     abort = shutdown
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Sets the time limit of operations that are called from now on."""
+        """Set the time limit of operations that are called from now on."""
         limit_s = timeout.total_seconds()
         if limit_s <= 0:
             raise ValueError(f"the time limit of a group must be positive: timeout={timeout}")
@@ -234,7 +234,7 @@ class MooncakeProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc
 
 
 def create_process_group(options: Any, pg_options: Any, devices: tuple[str, ...]) -> Any:
-    """Makes a group from what torch passes to the creator of a backend."""
+    """Make a group from what torch passes to the creator of a backend."""
     from .context import context_for, seconds_left
     from .settings import group_settings
 

@@ -83,7 +83,7 @@ class SyncAfterFailureResponse:
 
 
 def get_active_ranks(pg: Any) -> torch.Tensor:
-    """Returns the tensor that shows which slots are active; it changes with the view.
+    """Return the tensor that shows which slots are active; it changes with the view.
 
     It is the tensor of the options if there was one.
     """
@@ -91,13 +91,13 @@ def get_active_ranks(pg: Any) -> torch.Tensor:
 
 
 def get_num_synced_ranks(pg: Any) -> int:
-    """Returns the number of slots whose rank is reachable and active, or waits for activation."""
+    """Return the number of slots whose rank is reachable and active, or waits for activation."""
     group = _group(pg)
     return sum(get_peer_state(group, list(range(group.max_group_size))))
 
 
 def get_peer_state(pg: Any, ranks: Sequence[int]) -> list[bool]:
-    """Returns for each slot whether its rank is reachable and active, or waits for activation.
+    """Return for each slot whether its rank is reachable and active, or waits for activation.
 
     No message is sent.
     """
@@ -107,7 +107,7 @@ def get_peer_state(pg: Any, ranks: Sequence[int]) -> list[bool]:
 
 
 def activate_ranks(pg: Any, ranks: Sequence[int]) -> ViewUpdateResponse:
-    """Makes ranks that wait in `join_group` members, at a point that all members agree on.
+    """Make ranks that wait in `join_group` members, at a point that all members agree on.
 
     One call of any member is enough; equal calls of others are harmless. A rank that does not wait
     in `join_group` yet is waited for, at most 20 s; one whose process has ended is refused at once.
@@ -123,7 +123,7 @@ recover_ranks = activate_ranks
 
 
 def deactivate_ranks(backend: Any, ranks: Sequence[int]) -> ViewUpdateResponse:
-    """Removes ranks from the view."""
+    """Remove ranks from the view."""
     group = _group(backend)
     limit_s = process_settings.change_limit_s
     response = _response(group._native_group().deactivate(_slots(group, ranks), limit_s))
@@ -132,7 +132,7 @@ def deactivate_ranks(backend: Any, ranks: Sequence[int]) -> ViewUpdateResponse:
 
 
 def join_group(pg: Any) -> None:
-    """Waits until a member activates this rank, at most 300 s.
+    """Wait until a member activates this rank, at most 300 s.
 
     Raises:
         RuntimeError: This rank is a member already, or nobody has activated it.
@@ -151,7 +151,7 @@ def join_group(pg: Any) -> None:
 
 
 def extend_group_size_to(pg: Any, size: int) -> None:
-    """Does nothing: the capacity of a group is its option `max_group_size`."""
+    """Do nothing: the capacity of a group is its option `max_group_size`."""
     _group(pg)
     warnings.warn(
         "extend_group_size_to does nothing: set max_group_size when the group is made, "
@@ -161,7 +161,7 @@ def extend_group_size_to(pg: Any, size: int) -> None:
 
 
 def get_failed_ranks_hint(work: Any) -> torch.Tensor:
-    """Returns an int32 tensor with 1 at each slot that this rank saw fail in the operation."""
+    """Return an int32 tensor with 1 at each slot that this rank saw fail in the operation."""
     work = _work(work)
     hint = torch.zeros(work.max_group_size, dtype=torch.int32, device="cpu")
     for rank in work.failed_ranks():
@@ -170,17 +170,17 @@ def get_failed_ranks_hint(work: Any) -> torch.Tensor:
 
 
 def get_local_success(work: Any) -> bool:
-    """Returns whether this rank saw no other fail in the operation."""
+    """Return whether this rank saw no other fail in the operation."""
     return not _work(work).failed_ranks()
 
 
 def get_current_epoch(backend: Any) -> int:
-    """Returns the number of the view; it grows with each change."""
+    """Return the number of the view; it grows with each change."""
     return int(_group(backend)._native_group().epoch())
 
 
 def get_metrics(pg: Any) -> dict[str, Any]:
-    """Returns what this rank did in the group: the view, bytes sent, and operations by name.
+    """Return what this rank did in the group: the view, bytes sent, and operations by name.
 
     An operation has `count`, `bytes`, `losses` (a rank was lost), `errors`, `seconds_total`,
     `seconds_max`, `seconds_p50` and `seconds_p99`; the last two are exact to 25 %.
@@ -190,7 +190,7 @@ def get_metrics(pg: Any) -> dict[str, Any]:
 
 
 def metrics_text() -> str:
-    """Returns the metrics of all groups of this process as Prometheus text.
+    """Return the metrics of all groups of this process as Prometheus text.
 
     A process that has a store with an HTTP server serves them there, under `/metrics`.
     """
@@ -209,7 +209,7 @@ def sync_after_failure(backend: Any) -> SyncAfterFailureResponse:
 
 
 def get_preferred_hca(pg: Any, location: str) -> str:  # noqa: ARG001 - upstream's
-    """Returns an empty name: process groups use no RDMA device of their own."""
+    """Return an empty name: process groups use no RDMA device of their own."""
     _group(pg)
     return ""
 

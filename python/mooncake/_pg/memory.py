@@ -34,7 +34,7 @@ class HostMemory:
         self.address = host.data_ptr() if numel else 0
 
     def store(self) -> bool:
-        """Copies the bytes into the tensor, if they are not its own memory.
+        """Copy the bytes into the tensor, if they are not its own memory.
 
         Returns:
             Whether the copy runs on a stream, so that `join` must be called where it is used.
@@ -53,7 +53,7 @@ class HostMemory:
             self._staging.join()
 
     def overlaps(self, uses: Sequence[Use]) -> bool:
-        """Returns whether one of the tensors shares elements with this one, and either is staged.
+        """Return whether one of the tensors shares elements with this one, and either is staged.
 
         Operations on memory that is not staged are carried out in the order of calls.
         """
@@ -68,7 +68,7 @@ class HostMemory:
 
 
 def read_from(tensor: torch.Tensor) -> HostMemory:
-    """Returns memory that holds the elements of `tensor`, in order."""
+    """Return memory that holds the elements of `tensor`, in order."""
     _check(tensor)
     if tensor.is_cpu:
         return HostMemory(tensor, _plain(tensor).contiguous(), None)
@@ -77,7 +77,7 @@ def read_from(tensor: torch.Tensor) -> HostMemory:
 
 
 def write_to(tensor: torch.Tensor, *, keeps_content: bool = False) -> HostMemory:
-    """Returns memory whose bytes `store` puts into `tensor`.
+    """Return memory whose bytes `store` puts into `tensor`.
 
     Args:
         tensor: Tensor that is written.
@@ -103,14 +103,14 @@ def write_to(tensor: torch.Tensor, *, keeps_content: bool = False) -> HostMemory
 
 
 def check_same(tensors: Sequence[torch.Tensor], dtype: torch.dtype, call: str) -> None:
-    """Raises TypeError if a tensor has another type of elements than `dtype`."""
+    """Raise TypeError if a tensor has another type of elements than `dtype`."""
     for tensor in tensors:
         if tensor.dtype != dtype:
             raise TypeError(f"{call}: tensors differ in dtype: {tensor.dtype} and {dtype}")
 
 
 def uses_of(tensors: Sequence[torch.Tensor]) -> list[Use]:
-    """Returns how an operation uses memory that these tensors have."""
+    """Return how an operation uses memory that these tensors have."""
     return [_use_of(tensor) for tensor in tensors if tensor.numel()]
 
 
@@ -123,14 +123,14 @@ def _use_of(tensor: torch.Tensor) -> Use:
 
 
 def _is_staged(tensor: torch.Tensor) -> bool:
-    """Returns whether the native side sees a copy of the tensor, not the tensor itself."""
+    """Return whether the native side sees a copy of the tensor, not the tensor itself."""
     return not (
         tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
     )
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor with its conjugation and negation carried out, without its gradient."""
+    """Return the tensor with its conjugation and negation carried out, without its gradient."""
     if tensor.is_conj() or tensor.is_neg():
         return tensor.detach().resolve_conj().resolve_neg()
     return tensor.detach() if tensor.requires_grad else tensor
@@ -169,11 +169,11 @@ class Staging:
         self._event: Any = None
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns uninitialized pinned memory of the tensor's shape."""
+        """Return uninitialized pinned memory of the tensor's shape."""
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
 
     def copy_out(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copies the tensor into pinned memory and returns when its bytes are there."""
+        """Copy the tensor into pinned memory and return when its bytes are there."""
         host = self.pinned(tensor)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
@@ -183,7 +183,7 @@ class Staging:
         return host
 
     def copy_back(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
-        """Starts the copy into the tensor, and makes the current stream wait for it."""
+        """Start the copy into the tensor, and make the current stream wait for it."""
         current = torch.cuda.current_stream(self._device)
         # Work on the old content of the tensor may still run on the caller's stream.
         self._stream.wait_stream(current)

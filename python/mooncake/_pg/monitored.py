@@ -18,7 +18,7 @@ _RELEASED_TAG = 0x6D62_0002
 
 
 def monitored_barrier(group: Any, limit_s: float, wait_all_ranks: bool) -> None:
-    """Waits for all active ranks of the group. The lowest one collects; lost ranks are left out.
+    """Wait for all active ranks of the group. The lowest one collects; lost ranks are left out.
 
     Raises:
         RuntimeError: A rank has not called it in time; the rank that collects names the ranks.
@@ -38,7 +38,7 @@ def monitored_barrier(group: Any, limit_s: float, wait_all_ranks: bool) -> None:
 
 
 def _is_released(group: Any, collector: int, deadline: float) -> bool:
-    """Reports to the collector and waits for its answer; returns False if it is lost."""
+    """Report to the collector and wait for its answer; return False if it is lost."""
     message = torch.zeros(1, dtype=torch.uint8, device="cpu")
     for begin, tag in ((group.send, _ARRIVED_TAG), (group.recv, _RELEASED_TAG)):
         work = begin([message], collector, tag)
@@ -51,7 +51,7 @@ def _is_released(group: Any, collector: int, deadline: float) -> bool:
 def _collect(
     group: Any, others: list[int], deadline: float, limit_s: float, wait_all_ranks: bool
 ) -> None:
-    """Waits for a message of each other rank, and then releases them."""
+    """Wait for a message of each other rank, and then release them."""
     message = torch.zeros(1, dtype=torch.uint8, device="cpu")
     arrivals = [
         (rank, group.recv([torch.zeros_like(message)], rank, _ARRIVED_TAG)) for rank in others

@@ -22,7 +22,7 @@ class RowMemory:
         self._blocks: list[mmap.mmap] = []
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Returns a tensor whose content is undefined."""
+        """Return a tensor whose content is undefined."""
         count = torch.Size(shape).numel()
         size = count * dtype.itemsize
         if not size:

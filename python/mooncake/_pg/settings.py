@@ -70,7 +70,7 @@ class MooncakeBackendOptions:
 
 
 def _option_values(arguments: Sequence[Any], keywords: dict[str, Any]) -> dict[str, Any]:
-    """Gives each argument its name: the first one may be a tensor or a size."""
+    """Give each argument its name: the first one may be a tensor or a size."""
     unknown = sorted(set(keywords) - set(_OPTION_NAMES))
     if unknown:
         raise TypeError(f"MooncakeBackendOptions has no option {unknown[0]!r}")
@@ -110,7 +110,7 @@ def _checked_size(size: Any) -> int:
 
 
 def _as_int(value: Any) -> int | None:
-    """Returns an integer of Python or numpy as int; None for anything else."""
+    """Return an integer of Python or numpy as int; None for anything else."""
     if isinstance(value, bool | torch.Tensor) or not isinstance(value, SupportsIndex):
         return None
     return operator.index(value)
@@ -128,7 +128,7 @@ class GroupSettings:
 
 
 def group_settings(options: Any, declared_size: int) -> GroupSettings:
-    """Returns the settings of a group of `declared_size` ranks.
+    """Return the settings of a group of `declared_size` ranks.
 
     Raises:
         TypeError: `options` is of another class.
@@ -192,7 +192,7 @@ class ProcessSettings:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def set_host_ip(self, host: str) -> None:
-        """Sets the address that other ranks reach this process at."""
+        """Set the address that other ranks reach this process at."""
         if not isinstance(host, str) or not host:
             raise ValueError("set_host_ip needs a host name or an address")
         with self.lock:
@@ -200,7 +200,7 @@ class ProcessSettings:
             self.host_ip = host
 
     def set_device_filter(self, filters: Sequence[str]) -> None:
-        """Sets which RDMA devices may be used; order and duplicates do not matter."""
+        """Set which RDMA devices may be used; order and duplicates do not matter."""
         if isinstance(filters, str) or not all(isinstance(name, str) for name in filters):
             raise TypeError("set_device_filter needs a list of device names")
         wanted = tuple(sorted(set(filters)))
@@ -209,7 +209,7 @@ class ProcessSettings:
             self.device_filter = wanted
 
     def set_engine(self, engine: Any) -> None:
-        """Sets an engine whose host and RDMA devices the groups use; None is the default."""
+        """Set an engine whose host and RDMA devices the groups use; None is the default."""
         if engine is not None and not isinstance(engine, TransferEngine):
             raise TypeError(f"not a TransferEngine: {type(engine).__name__}")
         if engine is not None and not engine.get_engine_ptr():
@@ -241,7 +241,7 @@ class ProcessSettings:
         return "" if self.engine is None else self.engine._local_name
 
     def set_duration(self, name: str, duration_us: int) -> None:
-        """Sets one of the durations."""
+        """Set one of the durations."""
         number = _as_int(duration_us)
         if number is None or number <= 0:
             raise ValueError(f"{name} must be a positive number of microseconds: {duration_us!r}")

@@ -79,7 +79,7 @@ class MooncakeWork(_Work):  # type: ignore[misc]
             pending.collectives[self._number] = self
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        """Waits until the operation is done and its results are in the tensors.
+        """Wait until the operation is done and its results are in the tensors.
 
         A stream waits for results in memory of a GPU: that which is current where this is called.
 
@@ -101,7 +101,7 @@ class MooncakeWork(_Work):  # type: ignore[misc]
         return True
 
     def await_end(self, limit_s: float) -> None:
-        """Waits until the operation is done, but not for the results.
+        """Wait until the operation is done, but not for the results.
 
         Raises:
             DistBackendError: Its time is up.
@@ -122,7 +122,7 @@ class MooncakeWork(_Work):  # type: ignore[misc]
             self._pending.stalled = None
 
     def _late(self, limit_s: float) -> dist.DistBackendError:
-        """Notes that the time of the operation is up, and returns the error that says so."""
+        """Note that the time of the operation is up, and return the error that says so."""
         if self._is_ordered and self._pending.stalled is None:
             self._pending.stalled = self
         return dist.DistBackendError(
@@ -131,7 +131,7 @@ class MooncakeWork(_Work):  # type: ignore[misc]
         )
 
     def settle(self) -> None:
-        """Waits until the results are in the tensors, whatever becomes of the operation.
+        """Wait until the results are in the tensors, whatever becomes of the operation.
 
         Raises:
             DistBackendError: Its time is up.
@@ -140,30 +140,30 @@ class MooncakeWork(_Work):  # type: ignore[misc]
         self._store()
 
     def synchronize(self) -> None:
-        """Does what `wait` does."""
+        """Do what `wait` does."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Returns whether the operation is done."""
+        """Return whether the operation is done."""
         if not self._completion.done():
             return False
         self._store()
         return True
 
     def is_success(self) -> bool:
-        """Returns whether the operation is done and did not fail as a whole."""
+        """Return whether the operation is done and did not fail as a whole."""
         return self.is_completed() and self._failure is None and self._completion.error() is None
 
     def exception(self) -> BaseException | None:
-        """Returns the error of an operation that failed as a whole."""
+        """Return the error of an operation that failed as a whole."""
         return self._error() if self.is_completed() else None
 
     def result(self) -> list[torch.Tensor]:
-        """Returns the tensors that the operation wrote."""
+        """Return the tensors that the operation wrote."""
         return self._results
 
     def source_rank(self) -> int:
-        """Returns the in-group rank that a receive from any rank got its message from."""
+        """Return the in-group rank that a receive from any rank got its message from."""
         source = self._completion.source()
         return -1 if source is None else int(source)
 
@@ -171,15 +171,15 @@ class MooncakeWork(_Work):  # type: ignore[misc]
         return self.source_rank()
 
     def failed_ranks(self) -> list[int]:
-        """Returns the in-group ranks that this rank saw fail in the operation."""
+        """Return the in-group ranks that this rank saw fail in the operation."""
         return list(self._completion.failed_ranks())
 
     def overlaps(self, uses: Sequence[Use]) -> bool:
-        """Returns whether an operation on such memory must wait for the results of this one."""
+        """Return whether an operation on such memory must wait for the results of this one."""
         return any(memory.overlaps(uses) for memory in self._memory)
 
     def get_future(self) -> Any:
-        """Returns a future whose value is the list of the tensors."""
+        """Return a future whose value is the list of the tensors."""
         with self._lock:
             if self._future is None:
                 devices = sorted({t.device for t in self._results if t.is_cuda}, key=str)
@@ -193,11 +193,11 @@ class MooncakeWork(_Work):  # type: ignore[misc]
         return self._future
 
     def get_future_result(self) -> Any:
-        """Does what `get_future` does."""
+        """Do what `get_future` does."""
         return self.get_future()
 
     def _complete_future(self) -> None:
-        """Gives the future its value. No lock is held: its callbacks run in here."""
+        """Give the future its value. No lock is held: its callbacks run in here."""
         self._store()
         error = self._error()
         if error is not None:
@@ -208,7 +208,7 @@ class MooncakeWork(_Work):  # type: ignore[misc]
         self._future.set_result(self._results)
 
     def _error(self) -> dist.DistBackendError | None:
-        """Returns why the operation has failed, as torch's callers expect it."""
+        """Return why the operation has failed, as torch's callers expect it."""
         cause = self._completion.error()
         if cause is not None:
             error = dist.DistBackendError(str(cause))
@@ -222,7 +222,7 @@ class MooncakeWork(_Work):  # type: ignore[misc]
         return error
 
     def _store(self) -> None:
-        """Copies results into tensors that are not their own host memory, once."""
+        """Copy results into tensors that are not their own host memory, once."""
         if self._is_stored:
             return
         with self._lock:
@@ -269,37 +269,37 @@ class CombinedWork(_Work):  # type: ignore[misc]
             self._works[0]._pending.remember(self)
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        """Waits for each operation."""
+        """Wait for each operation."""
         for work in self._works:
             work.wait(timeout)
         return True
 
     def synchronize(self) -> None:
-        """Does what `wait` does."""
+        """Do what `wait` does."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Returns whether each operation is done."""
+        """Return whether each operation is done."""
         return all(work.is_completed() for work in self._works)
 
     def is_success(self) -> bool:
-        """Returns whether each operation is done and none failed as a whole."""
+        """Return whether each operation is done and none failed as a whole."""
         return all(work.is_success() for work in self._works)
 
     def exception(self) -> BaseException | None:
-        """Returns the first error."""
+        """Return the first error."""
         return next((e for e in (work.exception() for work in self._works) if e), None)
 
     def result(self) -> list[torch.Tensor]:
-        """Returns the tensors that the operations wrote."""
+        """Return the tensors that the operations wrote."""
         return [tensor for work in self._works for tensor in work.result()]
 
     def failed_ranks(self) -> list[int]:
-        """Returns the in-group ranks that this rank saw fail in one of the operations."""
+        """Return the in-group ranks that this rank saw fail in one of the operations."""
         return sorted({rank for work in self._works for rank in work.failed_ranks()})
 
     def get_future(self) -> Any:
-        """Returns a future whose value is the list of all tensors."""
+        """Return a future whose value is the list of all tensors."""
         if self._future is None:
             together = torch.futures.collect_all([work.get_future() for work in self._works])
 
@@ -341,12 +341,12 @@ class PendingWorks:
             self._free_done()
 
     def remember(self, work: Any) -> None:
-        """Holds a new work where torch would forget it."""
+        """Hold a new work where torch would forget it."""
         if self.recent is not None:
             self.recent.append(work)
 
     def await_overlapping(self, uses: Sequence[Use]) -> None:
-        """Waits for the results of operations that such memory must wait for, in their order."""
+        """Wait for the results of operations that such memory must wait for, in their order."""
         for work in list(self.collectives.values()):
             if work.overlaps(uses):
                 work.settle()
@@ -359,12 +359,12 @@ class PendingWorks:
     def adopt(
         self, completion: Any, memory: Sequence[HostMemory], sources: Sequence[HostMemory]
     ) -> None:
-        """Holds the memory of a message whose work is gone until it has arrived."""
+        """Hold the memory of a message whose work is gone until it has arrived."""
         # Called where an object is freed, perhaps in a thread that holds the lock.
         self.orphans.append((completion, memory, sources))
 
     def _store_done(self) -> None:
-        """Stores the results of works that nobody waits for, perhaps."""
+        """Store the results of works that nobody waits for, perhaps."""
         for work in list(self.collectives.values()):
             if not work._completion.has_ended:
                 return
@@ -386,7 +386,7 @@ class PendingWorks:
 
 
 def _store_unawaited(memory: HostMemory) -> None:
-    """Puts a result into its tensor where nobody is left who could be told of a failure."""
+    """Put a result into its tensor where nobody is left who could be told of a failure."""
     try:
         memory.store()
     except RuntimeError as failure:
@@ -394,7 +394,7 @@ def _store_unawaited(memory: HostMemory) -> None:
 
 
 def _seconds(timeout: timedelta | float | None) -> float:
-    """Returns a time-out in seconds; 0 stands for none, as torch passes it."""
+    """Return a time-out in seconds; 0 stands for none, as torch passes it."""
     if timeout is None:
         return 0.0
     if isinstance(timeout, timedelta):

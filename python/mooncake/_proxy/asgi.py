@@ -75,7 +75,7 @@ class ProxyResponse:
         self._request = proxy, head, body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """Sends the answer.
+        """Send the answer.
 
         Raises:
             BrokenOffError: The answer broke off after its head was sent.
@@ -85,7 +85,7 @@ class ProxyResponse:
 
 
 async def respond(proxy: Proxy, path: str, request: Any) -> ProxyResponse:
-    """Returns the answer to a request for a path, as Starlette and FastAPI pass it."""
+    """Return the answer to a request for a path, as Starlette and FastAPI pass it."""
     headers = {name.lower(): value for name, value in request.headers.items()}
     head = Head("POST", path, headers, keeps_alive=True)
     kind: type[ProxyResponse] = ProxyResponse
@@ -137,7 +137,7 @@ class _AsgiResponse:
 
 
 async def _read_body(receive: Receive) -> bytes | None:
-    """Reads a whole body, None if the client hung up.
+    """Read a whole body, None if the client hung up.
 
     Raises:
         HttpError: The body is longer than `BODY_BYTES_MAX`.

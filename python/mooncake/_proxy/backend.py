@@ -93,7 +93,7 @@ class Backend:
     async def call(
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], timeouts: Timeouts
     ) -> AsyncIterator[Answer]:
-        """Posts JSON, and gives the answer as soon as its head and first bytes are there.
+        """Post JSON, and give the answer as soon as its head and first bytes are there.
 
         The connection is closed when the block ends, by which the server notices that nobody
         wants the rest.
@@ -110,7 +110,7 @@ class Backend:
             self.in_flight -= 1
 
     async def is_healthy(self, timeouts: Timeouts) -> bool:
-        """Returns whether the server answers `GET /health` with a status below 500."""
+        """Return whether the server answers `GET /health` with a status below 500."""
         try:
             async with (
                 asyncio.timeout(timeouts.health),
@@ -121,7 +121,7 @@ class Backend:
             return False
 
     async def next_engine(self, timeouts: Timeouts) -> PrefillEngine | None:
-        """Returns the engine that is to prefill next, None for a server without bootstrap port.
+        """Return the engine that is to prefill next, None for a server without bootstrap port.
 
         The bootstrap server is asked each time, since a server that restarts has other engines.
 
@@ -151,7 +151,7 @@ class Backend:
         return PrefillEngine(engine_id, rank if len(engines) > 1 else None, url)
 
     async def _engine_ids(self, port: int, timeout: float) -> list[tuple[int, str]]:
-        """Returns ranks and names; an answer that is none of a bootstrap server has none."""
+        """Return ranks and names; an answer that is none of a bootstrap server has none."""
         async with (
             asyncio.timeout(timeout),
             self._get("/query", port, timeout) as (head, reader),
@@ -170,11 +170,11 @@ class Backend:
             return []
 
     def record_success(self) -> None:
-        """Notes that the server answered."""
+        """Note that the server answered."""
         self.failures_in_row = 0
 
     def record_failure(self, reason: object, *, excludes: bool) -> None:
-        """Notes a failure, and excludes the server at once or after several in a row."""
+        """Note a failure, and exclude the server at once or after several in a row."""
         self.failures += 1
         self.failures_in_row += 1
         if self.is_up and (excludes or self.failures_in_row >= _FAILURES_MAX):
@@ -258,12 +258,12 @@ class Answer:
     _first: bytes = b""
 
     async def read_first(self) -> None:
-        """Reads the first piece of the body; none is there if the body is empty."""
+        """Read the first piece of the body; none is there if the body is empty."""
         self._chunks = body_chunks(self.reader, self.head.headers, is_request=False)
         self._first = await anext(self._chunks, b"")
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yields the pieces of the body.
+        """Yield the pieces of the body.
 
         Raises:
             BackendError: The answer broke off, or nothing came for the idle time.
@@ -283,7 +283,7 @@ class Answer:
                 raise BackendError(text, was_sent=True) from error
 
     async def body(self) -> bytes:
-        """Returns the whole body.
+        """Return the whole body.
 
         Raises:
             BackendError: The answer broke off.
@@ -300,11 +300,11 @@ class BackendPool:
     _next: int = field(default=0)
 
     def next(self) -> Backend | None:
-        """Returns the backend whose turn it is, None if none is up."""
+        """Return the backend whose turn it is, None if none is up."""
         return next(self.candidates(), None)
 
     def candidates(self) -> Iterator[Backend]:
-        """Yields each backend that is up, once, from the one whose turn it is."""
+        """Yield each backend that is up, once, from the one whose turn it is."""
         start = self._next
         self._next = (start + 1) % len(self.backends)
         for offset in range(len(self.backends)):
@@ -313,7 +313,7 @@ class BackendPool:
                 yield backend
 
     async def check(self, timeouts: Timeouts) -> None:
-        """Checks all backends, and takes back those that answer again."""
+        """Check all backends, and take back those that answer again."""
         results = await asyncio.gather(*(backend.is_healthy(timeouts) for backend in self.backends))
         for backend, is_healthy in zip(self.backends, results, strict=True):
             if is_healthy and not backend.is_up:

@@ -154,7 +154,7 @@ class Proxy:
         _log.info("%s backend %s failed: %s", backend.role, backend.name, reason)
 
     async def check_backends(self, interval_s: float) -> None:
-        """Checks without end whether the servers answer."""
+        """Check without end whether the servers answer."""
         while True:
             await asyncio.sleep(interval_s)
             await asyncio.gather(
@@ -162,7 +162,7 @@ class Proxy:
             )
 
     def metrics(self) -> str:
-        """Returns the counters as Prometheus text."""
+        """Return the counters as Prometheus text."""
         lines = ["# TYPE mooncake_proxy_requests_total counter"]
         lines += [
             f'mooncake_proxy_requests_total{{outcome="{outcome}"}} {count}'
@@ -194,7 +194,7 @@ class Proxy:
 
 
 async def _recorded(answer: Answer) -> AsyncIterator[bytes]:
-    """Yields the pieces of an answer, and counts it as a failure if it breaks off."""
+    """Yield the pieces of an answer, and count it as a failure if it breaks off."""
     try:
         async for piece in answer.chunks():
             yield piece
@@ -213,7 +213,7 @@ def _rank_header(engine: PrefillEngine) -> dict[str, str]:
 
 
 def _fetch_parameters(engine: PrefillEngine, transfer_id: str) -> dict[str, Any]:
-    """Returns what tells vLLM's own connector in a decode server where the cache is."""
+    """Return what tells vLLM's own connector in a decode server where the cache is."""
     return {
         "do_remote_decode": False,
         "do_remote_prefill": True,
@@ -224,7 +224,7 @@ def _fetch_parameters(engine: PrefillEngine, transfer_id: str) -> dict[str, Any]
 
 
 def prefill_body(body: Mapping[str, Any], transfer_id: str | None = None) -> dict[str, Any]:
-    """Returns the request that only fills the cache: one token of one choice, not streamed.
+    """Return the request that only fills the cache: one token of one choice, not streamed.
 
     vLLM's own connector keeps the blocks by `transfer_id`; others choose a name themselves.
     """
@@ -249,6 +249,6 @@ def prefill_body(body: Mapping[str, Any], transfer_id: str | None = None) -> dic
 
 
 def _authorization(given: str | None) -> str | None:
-    """Returns the header for the servers: the key of the environment, else the client's own."""
+    """Return the header for the servers: the key of the environment, else the client's own."""
     key = os.environ.get("OPENAI_API_KEY")
     return f"Bearer {key}" if key else given

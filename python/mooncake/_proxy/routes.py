@@ -26,7 +26,7 @@ class ResponseWriter(Protocol):
     """A response that is sent in pieces."""
 
     async def begin(self, status: int, kind: str, length: int | None) -> None:
-        """Sends the head.
+        """Send the head.
 
         Args:
             status: Status code.
@@ -35,10 +35,10 @@ class ResponseWriter(Protocol):
         """
 
     async def write(self, piece: bytes) -> None:
-        """Sends a piece of the body."""
+        """Send a piece of the body."""
 
     async def end(self) -> None:
-        """Marks the end of the body; a body without it is seen to be broken off."""
+        """Mark the end of the body; a body without it is seen to be broken off."""
 
 
 async def answer(proxy: Proxy, head: Head, body: bytes, response: ResponseWriter) -> bool:
@@ -58,13 +58,13 @@ async def answer(proxy: Proxy, head: Head, body: bytes, response: ResponseWriter
 
 
 def health(proxy: Proxy) -> dict[str, object]:
-    """Returns how many servers a proxy has."""
+    """Return how many servers a proxy has."""
     sizes = (len(proxy.prefill.backends), len(proxy.decode.backends))
     return {"status": "ok", "prefill_instances": sizes[0], "decode_instances": sizes[1]}
 
 
 async def send_error(response: ResponseWriter, status: int, text: str) -> bool:
-    """Sends an error as OpenAI's clients read it; returns True: the answer is whole."""
+    """Send an error as OpenAI's clients read it; return True: the answer is whole."""
     body = json.dumps(_error_record(status, text)).encode()
     return await _send(response, status, body, "application/json")
 
@@ -88,7 +88,7 @@ async def _complete(proxy: Proxy, head: Head, body: bytes, response: ResponseWri
 
 
 async def _stream(response: ResponseWriter, reply: Reply, *, is_events: bool) -> bool:
-    """Sends an answer as it arrives; returns False if it broke off."""
+    """Send an answer as it arrives; return False if it broke off."""
     await response.begin(reply.status, reply.kind, None)
     try:
         async for piece in reply.chunks:
@@ -112,7 +112,7 @@ async def _send(response: ResponseWriter, status: int, body: bytes, kind: str) -
 
 
 def _error_record(status: int, text: str) -> Mapping[str, object]:
-    """Returns an error as OpenAI's clients read it; a text that is one already is passed on."""
+    """Return an error as OpenAI's clients read it; a text that is one already is passed on."""
     with contextlib.suppress(ValueError):
         given = json.loads(text)
         if isinstance(given, dict):

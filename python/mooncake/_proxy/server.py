@@ -42,7 +42,7 @@ class ProxyServer:
 
     @contextlib.asynccontextmanager
     async def serving(self, host: str, port: int) -> AsyncIterator[int]:
-        """Serves within the block; gives the port, which is chosen if 0 was asked for."""
+        """Serve within the block; give the port, which is chosen if 0 was asked for."""
         server = await asyncio.start_server(
             self._accept, host, port, limit=_LINE_BYTES_MAX, backlog=1024
         )
@@ -83,7 +83,7 @@ class ProxyServer:
     async def _serve_request(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, first: bytes
     ) -> bytes | None:
-        """Serves one request; returns what was read of the next one, None if there is none."""
+        """Serve one request; return what was read of the next one, None if there is none."""
         if not first:
             async with asyncio.timeout(_IDLE_TIMEOUT_S):
                 first = await reader.read(1)

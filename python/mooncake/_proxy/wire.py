@@ -57,7 +57,7 @@ class ResponseHead:
 
 
 async def read_request_head(reader: asyncio.StreamReader, first: bytes = b"") -> Head | None:
-    """Reads the head of a request, None if the connection ends before it begins.
+    """Read the head of a request, None if the connection ends before it begins.
 
     `first` is what was read of it before.
 
@@ -77,7 +77,7 @@ async def read_request_head(reader: asyncio.StreamReader, first: bytes = b"") ->
 
 
 async def read_response_head(reader: asyncio.StreamReader) -> ResponseHead:
-    """Reads the head of a response; skips those that announce a later one.
+    """Read the head of a response; skip those that announce a later one.
 
     Raises:
         HttpError: It is no head of a response, or too long.
@@ -98,7 +98,7 @@ async def read_response_head(reader: asyncio.StreamReader) -> ResponseHead:
 async def body_chunks(
     reader: asyncio.StreamReader, headers: Mapping[str, str], *, is_request: bool
 ) -> AsyncIterator[bytes]:
-    """Yields the pieces of a body as they arrive.
+    """Yield the pieces of a body as they arrive.
 
     Raises:
         HttpError: The framing is broken.
@@ -125,7 +125,7 @@ async def body_chunks(
 async def read_body(
     reader: asyncio.StreamReader, headers: Mapping[str, str], *, is_request: bool
 ) -> bytes:
-    """Reads a whole body.
+    """Read a whole body.
 
     Raises:
         HttpError: The framing is broken, or the body is longer than `BODY_BYTES_MAX`.
@@ -142,7 +142,7 @@ async def read_body(
 def write_head(
     writer: asyncio.StreamWriter, first_line: str, headers: Mapping[str, object]
 ) -> None:
-    """Writes the head of a request or a response."""
+    """Write the head of a request or a response."""
     lines = [first_line, *(f"{name}: {value}" for name, value in headers.items()), "", ""]
     writer.write("\r\n".join(lines).encode("latin-1"))
 

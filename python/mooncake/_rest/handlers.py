@@ -88,7 +88,7 @@ class AiohttpHandlers:
 
 
 def _key(request: Any) -> str:
-    """Returns the key of a request, escaped as in a path."""
+    """Return the key of a request, escaped as in a path."""
     return quote(request.match_info["key"], safe="", errors="surrogateescape")
 
 

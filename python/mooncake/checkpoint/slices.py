@@ -46,7 +46,7 @@ class SafeOpen:
     """An open checkpoint. All reads are from the save that was there when it was opened."""
 
     def __init__(self, store: Store | AsyncStore, prefix: str, framework: str, device: Any) -> None:
-        """Called by `safe_open`."""
+        """Prepare the value that `safe_open` returns."""
         if framework not in FRAMEWORKS:
             raise ValueError(f'a framework is "pt" or "numpy", not {framework!r}')
         self._native, self._keys = native_of(store), Keys(prefix)
@@ -108,7 +108,7 @@ class TensorSlice:
     """A tensor of which an index reads a part."""
 
     def __init__(self, file: SafeOpen, tensor: Tensor) -> None:
-        """Called by `SafeOpen.get_slice`."""
+        """Prepare the value that `SafeOpen.get_slice` returns."""
         self._file = file
         self._tensor = tensor
 

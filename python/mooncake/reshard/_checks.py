@@ -34,7 +34,7 @@ _Item = TypeVar("_Item")
 
 
 def require_text(value: object, name: str) -> str:
-    """Returns `value` if it is a string with at least one character."""
+    """Return `value` if it is a string with at least one character."""
     if not isinstance(value, str) or not value:
         raise ValueError(f"{name} must be a non-empty string: {name}={value!r}")
     return value
@@ -43,7 +43,7 @@ def require_text(value: object, name: str) -> str:
 def require_integer(
     value: object, name: str, *, minimum: int = 0, maximum: int | None = None
 ) -> int:
-    """Returns `value` if it is an integer, not a bool, within the limits."""
+    """Return `value` if it is an integer, not a bool, within the limits."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{name} must be an integer at least {minimum}: {name}={value!r}")
     if value < minimum:
@@ -55,17 +55,17 @@ def require_integer(
 
 
 def require_u64(value: object, name: str, *, minimum: int = 0) -> int:
-    """Returns `value` if it is an integer of 64 bits without sign."""
+    """Return `value` if it is an integer of 64 bits without sign."""
     return require_integer(value, name, minimum=minimum, maximum=U64_MAX)
 
 
 def optional_integer(value: object, name: str) -> int | None:
-    """Returns `value` if it is None or an integer from 0 on."""
+    """Return `value` if it is None or an integer from 0 on."""
     return None if value is None else require_integer(value, name)
 
 
 def require_integers(values: object, name: str, *, minimum: int = 0) -> tuple[int, ...]:
-    """Returns the integers of a sequence."""
+    """Return the integers of a sequence."""
     if not _is_sequence(values):
         kind = type(values).__name__
         raise ValueError(f"{name} must contain integers: it must be a sequence, not {kind}")
@@ -76,7 +76,7 @@ def require_integers(values: object, name: str, *, minimum: int = 0) -> tuple[in
 
 
 def require_items(values: object, name: str, item_type: type[_Item]) -> tuple[_Item, ...]:
-    """Returns the items of a sequence if all are of one type."""
+    """Return the items of a sequence if all are of one type."""
     items = []
     for index, value in enumerate(require_sequence(values, name)):
         if not isinstance(value, item_type):
@@ -87,7 +87,7 @@ def require_items(values: object, name: str, item_type: type[_Item]) -> tuple[_I
 
 
 def require_sequence(values: object, name: str) -> Sequence[object]:
-    """Returns `values` if it is a sequence other than a string."""
+    """Return `values` if it is a sequence other than a string."""
     if not _is_sequence(values):
         raise ValueError(f"{name} must be a sequence, not {type(values).__name__}")
     return values
@@ -98,7 +98,7 @@ def _is_sequence(values: object) -> TypeGuard[Sequence[object]]:
 
 
 def require_sha256(value: object, name: str) -> str:
-    """Returns `value` if it is a SHA-256 digest in lower-case hexadecimal digits."""
+    """Return `value` if it is a SHA-256 digest in lower-case hexadecimal digits."""
     if not isinstance(value, str) or not _SHA256.fullmatch(value):
         raise ValueError(
             f"{name} must be a SHA-256 digest of 64 lower-case hexadecimal digits: {name}={value!r}"
@@ -116,24 +116,24 @@ def require_distinct(values: Sequence[object], name: str) -> None:
 
 
 def canonical_json(value: object, *, is_ascii: bool = True) -> str:
-    """Returns the JSON text of `value` with sorted keys and without white space."""
+    """Return the JSON text of `value` with sorted keys and without white space."""
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=is_ascii
     )
 
 
 def sha256_hex(text: str) -> str:
-    """Returns the SHA-256 digest of `text` in hexadecimal digits."""
+    """Return the SHA-256 digest of `text` in hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def content_id(value: object) -> str:
-    """Returns the id of a value that is named by its content."""
+    """Return the id of a value that is named by its content."""
     return f"sha256:{sha256_hex(canonical_json(value))}"
 
 
 def parse_json_object(text: object, name: str) -> Mapping[str, Any]:
-    """Returns the JSON object in `text`; refuses repeated fields and NaN."""
+    """Return the JSON object in `text`; refuse repeated fields and NaN."""
     if not isinstance(text, str | bytes | bytearray):
         raise ValueError(f"{name} must be JSON text, not {type(text).__name__}")
     try:
@@ -144,7 +144,7 @@ def parse_json_object(text: object, name: str) -> Mapping[str, Any]:
 
 
 def require_object(value: object, name: str) -> Mapping[str, Any]:
-    """Returns `value` if it is a JSON object."""
+    """Return `value` if it is a JSON object."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{name} must be a JSON object, not {type(value).__name__}")
     return value
@@ -153,7 +153,7 @@ def require_object(value: object, name: str) -> Mapping[str, Any]:
 def require_fields(
     value: object, name: str, fields: frozenset[str], optional: frozenset[str] = frozenset()
 ) -> Mapping[str, Any]:
-    """Returns the JSON object `value` if it has exactly these fields."""
+    """Return the JSON object `value` if it has exactly these fields."""
     record = require_object(value, name)
     given = {str(field) for field in record}
     missing, unknown = fields - given, given - fields - optional
@@ -165,7 +165,7 @@ def require_fields(
 
 
 def set_fields(record: object, **fields: object) -> None:
-    """Sets fields of a frozen dataclass while it is constructed."""
+    """Set fields of a frozen dataclass while it is constructed."""
     for name, value in fields.items():
         object.__setattr__(record, name, value)
 

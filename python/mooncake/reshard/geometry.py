@@ -54,7 +54,7 @@ def box_contains(
     inner_offset: tuple[int, ...],
     inner_shape: tuple[int, ...],
 ) -> bool:
-    """Returns whether the inner box lies in the outer one.
+    """Return whether the inner box lies in the outer one.
 
     Raises:
         ValueError: The boxes do not have the same number of dimensions.
@@ -71,7 +71,7 @@ def box_contains(
 
 
 def intersection(first: Box, second: Box) -> Box | None:
-    """Returns the box that two boxes share, or None if they share no element."""
+    """Return the box that two boxes share, or None if they share no element."""
     starts = tuple(map(max, first[0], second[0]))
     ends = tuple(
         min(a + a_extent, b + b_extent)
@@ -83,7 +83,7 @@ def intersection(first: Box, second: Box) -> Box | None:
 
 
 def boxes_overlap(boxes: Sequence[Box]) -> bool:
-    """Returns whether any two of the boxes share an element.
+    """Return whether any two of the boxes share an element.
 
     In one and two dimensions the work grows as that of sorting. In more, it is limited.
 
@@ -112,7 +112,7 @@ def boxes_overlap(boxes: Sequence[Box]) -> bool:
 
 
 def _rectangles_overlap(boxes: Sequence[Box], swept: int) -> bool:
-    """Returns whether rectangles, sorted by their start in the dimension `swept`, overlap.
+    """Return whether rectangles, sorted by their start in the dimension `swept`, overlap.
 
     The intervals of the open rectangles in the other dimension are disjoint, or an overlap was
     found. They are kept in order, so that a rectangle is compared with its two neighbours only.
@@ -136,7 +136,7 @@ def _rectangles_overlap(boxes: Sequence[Box], swept: int) -> bool:
 
 
 def _solids_overlap(boxes: Sequence[Box], swept: int) -> bool:
-    """Returns whether boxes, sorted by their start in the dimension `swept`, overlap."""
+    """Return whether boxes, sorted by their start in the dimension `swept`, overlap."""
     opened: list[Box] = []
     compared = 0
     for box in boxes:
@@ -158,7 +158,7 @@ def _solids_overlap(boxes: Sequence[Box], swept: int) -> bool:
 def boxes_exactly_cover(
     container_offset: tuple[int, ...], container_shape: tuple[int, ...], boxes: Sequence[Box]
 ) -> bool:
-    """Returns whether each element of the container is in one box, and no box goes beyond it.
+    """Return whether each element of the container is in one box, and no box goes beyond it.
 
     Raises:
         ValueError: The boxes do not have the same number of dimensions as the container.
@@ -171,6 +171,6 @@ def boxes_exactly_cover(
 
 
 def regions_exactly_cover(target: LogicalBox, regions: Iterable[OverlapRegion]) -> bool:
-    """Returns whether each element of the target is in one region, and no region goes beyond it."""
+    """Return whether each element of the target is in one region, and no region goes beyond it."""
     boxes = [(region.overlap_offset, region.overlap_shape) for region in regions]
     return boxes_exactly_cover(target.global_offset, target.local_shape, boxes)

@@ -321,7 +321,7 @@ class BufferLease:
     __slots__ = ("_memory", "_pool", "_size")
 
     def __init__(self, pool: BufferPool, memory: BufferLeaseView, size: int) -> None:
-        """Called by `BufferPool.acquire`."""
+        """Prepare the value that `BufferPool.acquire` returns."""
         self._pool = pool
         self._memory: BufferLeaseView | None = memory
         self._size = size

@@ -154,7 +154,7 @@ class HeldPort:
             raise
 
     def close(self) -> None:
-        """Gives the port back."""
+        """Give the port back."""
         self._socket.close()
 
 

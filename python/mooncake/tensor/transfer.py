@@ -163,7 +163,7 @@ class _Direct:
     address: int
 
     def memory_grids(self) -> list[list[MemoryGrid]]:
-        """The ranges of each object, with their memory."""
+        """Return the ranges of each object, with their memory."""
         return [
             [(self.address + grid.destination, grid.offset, grid.length, grid.dimensions)]
             if grid.length
@@ -187,7 +187,7 @@ class _Staged:
     bounds: list[int]
 
     def memory_grids(self) -> list[list[MemoryGrid]]:
-        """The range of each object, with its memory."""
+        """Return the range of each object, with its memory."""
         address: int = self.memory.ctypes.data
         return [
             [(address + start, grid.offset, grid.span, ())] if grid.length else []

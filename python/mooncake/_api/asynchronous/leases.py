@@ -45,7 +45,7 @@ class AsyncLease:
         every_s: float,
         on_lost: Callable[[LeaseLostError], object] | None = None,
     ) -> None:
-        """Called by `AsyncStore.lease`."""
+        """Prepare the value that `AsyncStore.lease` returns."""
         if not every_s > 0:
             raise ValueError("every_s must be more than 0 seconds")
         self._native = native

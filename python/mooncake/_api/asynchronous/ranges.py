@@ -28,7 +28,7 @@ class AsyncObjectReader:
     __slots__ = ("_located", "_native", "_position")
 
     def __init__(self, native: AsyncNative, located: Located) -> None:
-        """Called by `AsyncStore.reader`."""
+        """Prepare the value that `AsyncStore.reader` returns."""
         self._native = native
         self._located = located
         self._position = 0

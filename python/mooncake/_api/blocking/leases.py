@@ -47,7 +47,7 @@ class Lease:
         every_s: float,
         on_lost: Callable[[LeaseLostError], object] | None = None,
     ) -> None:
-        """Called by `Store.lease`."""
+        """Prepare the value that `Store.lease` returns."""
         if not every_s > 0:
             raise ValueError("every_s must be more than 0 seconds")
         self._native = native

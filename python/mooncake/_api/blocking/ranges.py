@@ -30,7 +30,7 @@ class ObjectReader:
     __slots__ = ("_located", "_native", "_position")
 
     def __init__(self, native: Native, located: Located) -> None:
-        """Called by `Store.reader`."""
+        """Prepare the value that `Store.reader` returns."""
         self._native = native
         self._located = located
         self._position = 0

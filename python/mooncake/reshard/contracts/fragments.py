@@ -81,7 +81,7 @@ class RuntimeBindingFragment:
 
 
 def canonical_strides_bytes(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Returns the strides of a contiguous array, in bytes, the last dimension densest."""
+    """Return the strides of a contiguous array, in bytes, the last dimension densest."""
     strides = []
     stride = itemsize
     for extent in reversed(shape):
@@ -91,7 +91,7 @@ def canonical_strides_bytes(shape: tuple[int, ...], itemsize: int) -> tuple[int,
 
 
 def _require_extents(values: object, name: str, *, minimum: int = 0) -> tuple[int, ...]:
-    """Returns integers, which a tuple or a list must hold."""
+    """Return integers, which a tuple or a list must hold."""
     if not isinstance(values, tuple | list):
         raise ValueError(f"{name} must be a tuple or list, not {type(values).__name__}")
     return require_integers(values, name, minimum=minimum)
@@ -100,7 +100,7 @@ def _require_extents(values: object, name: str, *, minimum: int = 0) -> tuple[in
 def _with_canonical_singletons(
     shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
 ) -> tuple[int, ...]:
-    """Replaces strides that are never taken, so that equal memory compares equal."""
+    """Replace strides that are never taken, so that equal memory compares equal."""
     canonical = canonical_strides_bytes(shape, itemsize)
     result = []
     for dim, (extent, stride) in enumerate(zip(shape, strides, strict=True)):

@@ -42,7 +42,7 @@ class ParallelRank:
             require_integer(self.on(kind), f"parallel rank {kind}")
 
     def on(self, kind: ParallelAxisKind) -> int:
-        """Returns the coordinate on one axis."""
+        """Return the coordinate on one axis."""
         return cast("int", getattr(self, kind))
 
 
@@ -85,7 +85,7 @@ ParallelAxis: TypeAlias = SplitAxis | ReplicatedAxis | OwnershipAxis
 
 
 def require_axis_kind(kind: object) -> ParallelAxisKind:
-    """Returns `kind` if it names a parallel axis."""
+    """Return `kind` if it names a parallel axis."""
     text = require_text(kind, "parallel axis kind")
     if text not in AXIS_KINDS:
         raise ValueError(

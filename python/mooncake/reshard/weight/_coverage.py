@@ -77,7 +77,7 @@ def validate_complete_placement(
 
 
 def coordinates(rank: ParallelRank, kinds: Sequence[ParallelAxisKind]) -> Coordinates:
-    """Returns the coordinates of a rank on some axes."""
+    """Return the coordinates of a rank on some axes."""
     return tuple(rank.on(kind) for kind in kinds)
 
 

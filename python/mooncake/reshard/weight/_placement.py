@@ -161,7 +161,7 @@ class WeightPlacementManifest:
         fragments: Sequence[PlacementFragment],
         placement_id: PlacementId | None = None,
     ) -> WeightPlacementManifest:
-        """Returns the placement of fragments, each given to the participant with its rank.
+        """Return the placement of fragments, each given to the participant with its rank.
 
         Raises:
             ValueError: As the class, or no participant has the rank of a fragment.

@@ -42,7 +42,7 @@ _PART_FIELDS = frozenset({"fragments", "participant_id", "rank"})
 
 
 def weight_placement_to_json(placement: WeightPlacementManifest) -> str:
-    """Returns the canonical JSON text of a placement; its digest is that of this text."""
+    """Return the canonical JSON text of a placement; its digest is that of this text."""
     if not isinstance(placement, WeightPlacementManifest):
         kind = type(placement).__name__
         raise ValueError(f"placement must be a WeightPlacementManifest, not {kind}")
@@ -50,7 +50,7 @@ def weight_placement_to_json(placement: WeightPlacementManifest) -> str:
 
 
 def weight_placement_from_json(value: str) -> WeightPlacementManifest:
-    """Returns the placement of a JSON text, whose fields may stand in any order.
+    """Return the placement of a JSON text, whose fields may stand in any order.
 
     Raises:
         ValueError: The text is no JSON, has other fields, or describes no complete placement; or

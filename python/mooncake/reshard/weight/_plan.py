@@ -157,7 +157,7 @@ class LogicalTransferPlan:
     def operation_indices_for_executor(
         self, executor: PlacementExecutorPlan, side: str
     ) -> tuple[int, ...]:
-        """Returns the operations in which an executor sends (`source`) or receives (`target`).
+        """Return the operations in which an executor sends (`source`) or receives (`target`).
 
         Raises:
             ValueError: `side` is neither.
@@ -332,7 +332,7 @@ class LogicalTransferPlan:
 
 
 def in_tensor_order(tensors: Iterable[TensorDescriptor]) -> tuple[TensorDescriptor, ...]:
-    """Returns tensors in the order that plans list them: by their ids."""
+    """Return tensors in the order that plans list them: by their ids."""
     return tuple(sorted(tensors, key=lambda tensor: tensor.tensor_id))
 
 
@@ -341,7 +341,7 @@ def executors_of(
     operations: Iterable[LogicalTransferOperation],
     side: Side,
 ) -> tuple[PlacementExecutorPlan, ...]:
-    """Returns the participants of one side of the operations, in the order of their ranks."""
+    """Return the participants of one side of the operations, in the order of their ranks."""
     used = {_fragment_id(operation, side) for operation in operations}
     executors = []
     for part in sorted(placement.parts, key=lambda part: coordinates(part.rank, AXIS_KINDS)):

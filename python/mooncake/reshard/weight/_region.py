@@ -169,7 +169,7 @@ class TransferRegion(Generic[_Source, _Target]):
                 )
 
     def iter_segments(self, *, max_segments: int) -> Iterator[tuple[int, int, int]]:
-        """Yields source offset, target offset and length of each contiguous copy, in order.
+        """Yield source offset, target offset and length of each contiguous copy, in order.
 
         Raises:
             ValueError: There are more than `max_segments`; before the first is yielded.
@@ -199,13 +199,13 @@ def _require_positive(value: object, name: str) -> None:
 
 
 def region_between(source: _Source, target: _Target, box: Box) -> TransferRegion[_Source, _Target]:
-    """Returns the region that copies a box from one fragment to another."""
+    """Return the region that copies a box from one fragment to another."""
     loops = derive_loops(source, target, box)
     return TransferRegion(source.tensor_id, source, target, *box, **vars(loops))
 
 
 def derive_loops(source: TensorPart, target: TensorPart, box: Box) -> RegionLoops:
-    """Returns the loops that copy a box between two dense buffers.
+    """Return the loops that copy a box between two dense buffers.
 
     The trailing dimensions that the box fills in both fragments are contiguous, together with
     the part of the dimension before them. All dimensions before that one are loops, also those

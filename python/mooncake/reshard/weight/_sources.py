@@ -37,7 +37,7 @@ class FragmentIndex(Generic[_Fragment]):
         self._extent_max = max(part.local_shape[self._dim] for part in self._fragments)
 
     def overlapping(self, target: PlacementFragment) -> Iterator[tuple[_Fragment, Box]]:
-        """Yields the fragments that share elements with the target, and the boxes they share."""
+        """Yield the fragments that share elements with the target, and the boxes they share."""
         start = target.global_offset[self._dim]
         first = bisect_right(self._starts, start - self._extent_max)
         last = bisect_left(self._starts, start + target.local_shape[self._dim])
@@ -61,7 +61,7 @@ class StoredSources:
         self._indices = {tensor_id: FragmentIndex(group) for tensor_id, group in held.items()}
 
     def overlapping(self, target: PlacementFragment) -> Iterator[tuple[StoredFragment, Box]]:
-        """Yields the fragments that the target is copied from, and the boxes they share."""
+        """Yield the fragments that the target is copied from, and the boxes they share."""
         return self._indices[target.tensor_id].overlapping(target)
 
 
@@ -90,7 +90,7 @@ class PlacedSources:
         self._indices: dict[tuple[TensorId, int], FragmentIndex[PlacementFragment]] = {}
 
     def overlapping(self, target: PlacementFragment) -> Iterator[tuple[PlacementFragment, Box]]:
-        """Yields the fragments that the target is copied from, and the boxes they share."""
+        """Yield the fragments that the target is copied from, and the boxes they share."""
         replicas = self._replicas[target.tensor_id]
         ranks = sorted(self._complete & replicas.keys() or replicas)
         dp = ranks[target.rank.dp % len(ranks)]
@@ -103,7 +103,7 @@ class PlacedSources:
 def _replicas_by_dp(
     tensor: TensorDescriptor, fragments: Sequence[PlacementFragment]
 ) -> dict[int, list[PlacementFragment]]:
-    """Returns one complete replica of a tensor for each data-parallel rank that has one."""
+    """Return one complete replica of a tensor for each data-parallel rank that has one."""
     owner_kinds = tensor.axis_kinds(OwnershipAxis)
     owners = {coordinates(fragment.rank, owner_kinds) for fragment in fragments}
     if "dp" in owner_kinds and len(owners) > 1:

@@ -145,7 +145,7 @@ class WeightManifest:
         )
 
     def to_json(self) -> str:
-        """Returns the canonical JSON text of the manifest."""
+        """Return the canonical JSON text of the manifest."""
         record = {name: getattr(self, name) for name in _TEXT_FIELDS}
         return canonical_json(
             {
@@ -162,7 +162,7 @@ class WeightManifest:
 
     @classmethod
     def from_json(cls, value: str | bytes | bytearray) -> WeightManifest:
-        """Returns the manifest of a JSON text.
+        """Return the manifest of a JSON text.
 
         Raises:
             ValueError: The text is no JSON, has other fields, or describes no complete weights.
@@ -171,7 +171,7 @@ class WeightManifest:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, object]) -> WeightManifest:
-        """Returns the manifest of a JSON record.
+        """Return the manifest of a JSON record.
 
         Raises:
             ValueError: As `from_json`.

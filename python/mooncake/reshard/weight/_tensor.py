@@ -110,7 +110,7 @@ class TensorDescriptor:
     def axis_kinds(
         self, semantics: type[SplitAxis | ReplicatedAxis | OwnershipAxis]
     ) -> tuple[ParallelAxisKind, ...]:
-        """Returns the kinds of the axes along which the tensor behaves in one way."""
+        """Return the kinds of the axes along which the tensor behaves in one way."""
         return tuple(axis.kind for axis in self.parallel_axes if isinstance(axis, semantics))
 
 
@@ -194,7 +194,7 @@ class PlacementFragment:
         return self.placement_fragment_id
 
     def content(self) -> dict[str, object]:
-        """Returns the fields, without the id, as they are written to JSON."""
+        """Return the fields, without the id, as they are written to JSON."""
         rank = {kind: self.rank.on(kind) for kind in AXIS_KINDS}
         stage = self.pipeline_stage_id
         return {
@@ -209,7 +209,7 @@ class PlacementFragment:
 
 
 def checked_aliases(aliases: object, tensor_id: TensorId) -> tuple[TensorId, ...]:
-    """Returns the tensors that share a fragment's memory, in order; none if it is not shared."""
+    """Return the tensors that share a fragment's memory, in order; none if it is not shared."""
     ids = [
         TensorId(require_text(alias, "aliases must contain non-empty strings: alias"))
         for alias in require_sequence(aliases, "aliases")

@@ -99,11 +99,11 @@ class ParallelTopology:
         return len(self.participants)
 
     def size(self, kind: ParallelAxisKind) -> int:
-        """Returns the size of one axis."""
+        """Return the size of one axis."""
         return cast("int", getattr(self, f"{kind}_size"))
 
     def participant(self, participant_id: ParticipantId) -> TopologyParticipant:
-        """Returns the participant with an id.
+        """Return the participant with an id.
 
         Raises:
             ValueError: There is none.
@@ -114,7 +114,7 @@ class ParallelTopology:
         raise ValueError(f"the topology has no such participant: participant_id={participant_id!r}")
 
     def content(self) -> dict[str, object]:
-        """Returns the fields, without the id, as they are written to JSON."""
+        """Return the fields, without the id, as they are written to JSON."""
         return {
             "dp_size": self.dp_size,
             "ep_size": self.ep_size,

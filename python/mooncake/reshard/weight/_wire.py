@@ -34,7 +34,7 @@ _TOPOLOGY_FIELDS = frozenset(ParallelTopology.__dataclass_fields__)
 
 
 def placement_content(placement: WeightPlacementManifest) -> dict[str, object]:
-    """Returns what the id of a placement is computed from."""
+    """Return what the id of a placement is computed from."""
     topology = placement.topology
     return {
         "parts": [
@@ -55,7 +55,7 @@ def placement_content(placement: WeightPlacementManifest) -> dict[str, object]:
 
 
 def placement_record(placement: WeightPlacementManifest) -> dict[str, object]:
-    """Returns the JSON record of a placement, which its digest is computed from."""
+    """Return the JSON record of a placement, which its digest is computed from."""
     return {
         "placement_id": placement.placement_id,
         "resource_kind": placement.resource_kind.value,
@@ -64,7 +64,7 @@ def placement_record(placement: WeightPlacementManifest) -> dict[str, object]:
 
 
 def tensor_record(tensor: TensorDescriptor) -> dict[str, object]:
-    """Returns the JSON record of a tensor."""
+    """Return the JSON record of a tensor."""
     return {
         "dtype": tensor.dtype,
         "expert_id": tensor.expert_id,
@@ -79,7 +79,7 @@ def tensor_record(tensor: TensorDescriptor) -> dict[str, object]:
 
 
 def tensor_from_record(value: object, name: str) -> TensorDescriptor:
-    """Returns the tensor of a JSON record."""
+    """Return the tensor of a JSON record."""
     record = dict(require_fields(value, name, _TENSOR_FIELDS))
     axes = require_sequence(record.pop("parallel_axes"), f"{name} parallel_axes")
     parsed = (_axis_from_record(axis, f"{name} axis {index}") for index, axis in enumerate(axes))
@@ -87,7 +87,7 @@ def tensor_from_record(value: object, name: str) -> TensorDescriptor:
 
 
 def fragment_from_record(value: object, name: str) -> PlacementFragment:
-    """Returns the placement fragment of a JSON record."""
+    """Return the placement fragment of a JSON record."""
     record = dict(require_fields(value, name, _FRAGMENT_FIELDS, frozenset({"pipeline_stage_id"})))
     require_text(record["placement_fragment_id"], f"{name} placement_fragment_id")
     rank = rank_from_record(record.pop("rank"), f"{name} rank")
@@ -98,12 +98,12 @@ def fragment_from_record(value: object, name: str) -> PlacementFragment:
 
 
 def rank_from_record(value: object, name: str) -> ParallelRank:
-    """Returns the rank of a JSON record."""
+    """Return the rank of a JSON record."""
     return ParallelRank(**require_fields(value, name, frozenset(AXIS_KINDS)))
 
 
 def topology_from_record(value: object) -> ParallelTopology:
-    """Returns the topology of a JSON record."""
+    """Return the topology of a JSON record."""
     record = dict(require_fields(value, "topology", _TOPOLOGY_FIELDS))
     require_text(record["topology_id"], "topology_id")
     members = []

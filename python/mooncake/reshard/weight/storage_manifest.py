@@ -36,7 +36,7 @@ StoredAliasGeometryKey: TypeAlias = tuple[tuple[TensorId, ...], _Numbers, _Numbe
 
 
 def validate_weight_manifest_snapshot(manifest: WeightManifest) -> WeightManifest:
-    """Returns a manifest that is made of the same fields, and so checked again.
+    """Return a manifest that is made of the same fields, and so checked again.
 
     Raises:
         ValueError: A field is wrong, or it is no manifest.

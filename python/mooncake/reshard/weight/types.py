@@ -41,7 +41,7 @@ _Item = TypeVar("_Item")
 
 
 def require_manifest_items(value: object, name: str, item_type: type[_Item]) -> tuple[_Item, ...]:
-    """Returns the items of a sequence.
+    """Return the items of a sequence.
 
     Raises:
         ValueError: It is no sequence, or an item is of another type.
