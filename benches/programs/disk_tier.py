@@ -7,6 +7,7 @@ which leaves before they are read. Each get is `batch_get_into` of 256 random ob
 that is registered and aligned to pages. `fio` (direct, random reads, 32 in flight, blocks of the
 size of the objects) runs before and after each round, and the share is that of their mean; medians
 of the rounds. The last line has the time from the end of a put of 4 KiB until a disk has a copy.
+`--plot FILE` draws the shares.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from bars import draw
 
 KIB, MIB = 1 << 10, 1 << 20
 # The share of fio's reads that is the goal, by the size of the objects.
@@ -143,8 +146,8 @@ def reads_a_second(store: Any, keys: list[str], size: int, memory: mmap.mmap) ->
     return count / spent
 
 
-def measure(directory: Path, size: int, total: int, rounds: int) -> None:
-    """Prints the row of a size."""
+def measure(directory: Path, size: int, total: int, rounds: int) -> float:
+    """Prints the row of a size; returns the share."""
     count = min(total // size, OBJECTS_MAX)
     records = directory / "records"
     shutil.rmtree(records, ignore_errors=True)
@@ -179,6 +182,7 @@ def measure(directory: Path, size: int, total: int, rounds: int) -> None:
         print(
             f"| {size // KIB} KiB | {limit:,.0f} | {own:,.0f} | {share:.2f} | {GOALS[size]:.2f} |"
         )
+        return float(share)
     finally:
         pool.close()
         shutil.rmtree(records, ignore_errors=True)
@@ -214,6 +218,7 @@ def main() -> None:
     )
     parser.add_argument("--total", type=int, default=2048, help="MiB of objects of each size")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the shares as SVG")
     parser.add_argument("--lender", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.lender:
@@ -225,11 +230,18 @@ def main() -> None:
     options.directory.mkdir(parents=True, exist_ok=True)
     print("| Object | fio, reads/s | batch gets, reads/s | share | goal |\n|---|---|---|---|---|")
     try:
-        for size in GOALS:
-            measure(options.directory, size, options.total * MIB, options.rounds)
+        shares = [
+            (
+                f"{size // KIB} KiB",
+                measure(options.directory, size, options.total * MIB, options.rounds),
+            )
+            for size in GOALS
+        ]
         measure_delay(options.directory)
     finally:
         (options.directory / "fio").unlink(missing_ok=True)
+    if options.plot:
+        options.plot.write_text(draw("Batch gets from disk relative to fio", {"size": shares}))
 
 
 if __name__ == "__main__":
