@@ -11,16 +11,14 @@ each round; the goal is at most 1.1.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import statistics
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
-from disk_tier import MIB, Pool, await_copy, joined, must
+from disk_tier import MIB, Pool, await_copy, fio, joined, must
 
 GOAL = 1.1
 PUTS_A_SECOND = 200
@@ -29,14 +27,10 @@ PUTS_A_ROUND = 100
 
 def written_a_second(directory: Path) -> float:
     """Returns how many MiB fio writes to the directory in a second."""
-    command = [
-        "fio", "--name=writes", "--direct=1", "--rw=write", "--iodepth=4", "--ioengine=libaio",
-        "--time_based", "--runtime=3", "--bs=1m", "--size=1g", f"--filename={directory / 'fio'}",
-        "--output-format=json",
-    ]  # fmt: skip
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    options = "--rw=write", "--iodepth=4", "--runtime=3", "--bs=1m", "--size=1g"
+    written = fio(directory, "write", *options)
     (directory / "fio").unlink(missing_ok=True)
-    return float(json.loads(output)["jobs"][0]["write"]["iops"])
+    return written
 
 
 def put_all(store: Any, prefix: str, interval: float) -> list[float]:

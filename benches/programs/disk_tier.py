@@ -118,15 +118,20 @@ def await_copy(store: Any, key: str) -> float:
     return time.perf_counter() - begin
 
 
-def fio(directory: Path, size: int, total: int) -> float:
-    """Returns the reads a second of fio."""
+def fio(directory: Path, direction: str, *options: str) -> float:
+    """Returns the blocks a second that fio reads or writes: `direction` is "read" or "write"."""
     command = [
-        "fio", "--name=reads", "--direct=1", "--rw=randread", "--iodepth=32", "--ioengine=libaio",
-        "--time_based", f"--runtime={ROUND_SECONDS:.0f}", f"--bs={size}", f"--size={total}",
+        "fio", "--name=blocks", "--direct=1", "--ioengine=libaio", "--time_based", *options,
         f"--filename={directory / 'fio'}", "--output-format=json",
     ]  # fmt: skip
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return float(json.loads(output)["jobs"][0]["read"]["iops"])
+    return float(json.loads(output)["jobs"][0][direction]["iops"])
+
+
+def random_reads(directory: Path, size: int, total: int) -> float:
+    """Returns the reads a second of fio."""
+    options = "--rw=randread", "--iodepth=32", f"--runtime={ROUND_SECONDS:.0f}"
+    return fio(directory, "read", *options, f"--bs={size}", f"--size={total}")
 
 
 def reads_a_second(store: Any, keys: list[str], size: int, memory: mmap.mmap) -> float:
@@ -172,10 +177,10 @@ def measure(directory: Path, size: int, total: int, rounds: int) -> float:
         must(pool.store.register_buffer(address, BATCH * size) == 0, "no registered memory")
         reads_a_second(pool.store, keys, size, memory)
         rows = []
-        before = fio(directory, size, total)
+        before = random_reads(directory, size, total)
         for _ in range(rounds):
             own = reads_a_second(pool.store, keys, size, memory)
-            after = fio(directory, size, total)
+            after = random_reads(directory, size, total)
             rows.append((own, after, own / ((before + after) / 2)))
             before = after
         own, limit, share = (statistics.median(column) for column in zip(*rows, strict=True))

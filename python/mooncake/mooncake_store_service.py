@@ -234,9 +234,11 @@ class MooncakeStoreService(AiohttpHandlers):
         if store is None:
             return _failed(500, "the store is not set up")
         try:
-            if route == _EXIST:
-                return self._exist(store, route.key_of(request.path), request.query)
-            given = route.key_of(request.path) if route.takes_key else _fields(request)
+            given = (
+                _Asked(route.key_of(request.path), request.query)
+                if route.takes_key
+                else _fields(request)
+            )
             return _ROUTES[route](self, store, given)
         except _RefusedError as error:
             return _failed(error.status, str(error))
@@ -255,24 +257,24 @@ class MooncakeStoreService(AiohttpHandlers):
             return _json(500, {"error": "PUT operation failed", **_reason()})
         return _done()
 
-    def _get(self, store: MooncakeDistributedStore, key: bytes) -> Reply:
+    def _get(self, store: MooncakeDistributedStore, given: _Asked) -> Reply:
         native = store._native
         try:
             if native is not None:
-                return ObjectRoutes(native).whole(key)
+                return ObjectRoutes(native).whole(given.key)
         except MooncakeError as error:
             _log.debug("%s", error)
         return _failed(404, "Key not found")
 
-    def _exist(self, store: MooncakeDistributedStore, key: bytes, query: str = "") -> Reply:
-        prefetch = parse_qs(query, keep_blank_values=True).get("prefetch", ["false"])[-1]
+    def _exist(self, store: MooncakeDistributedStore, given: _Asked) -> Reply:
+        prefetch = parse_qs(given.query, keep_blank_values=True).get("prefetch", ["false"])[-1]
         if prefetch not in ("true", "false"):
             raise _RefusedError("prefetch must be true or false")
-        found = store.is_exist(key, ExistOptions(prefetch == "true"))
+        found = store.is_exist(given.key, ExistOptions(prefetch == "true"))
         return _failed(500, "Exist check failed") if found < 0 else _reply(exists=found == 1)
 
-    def _remove(self, store: MooncakeDistributedStore, key: bytes) -> Reply:
-        return _done() if store.remove(key) == 0 else _failed(500, "Remove operation failed")
+    def _remove(self, store: MooncakeDistributedStore, given: _Asked) -> Reply:
+        return _done() if store.remove(given.key) == 0 else _failed(500, "Remove operation failed")
 
     def _remove_all(self, store: MooncakeDistributedStore, given: dict[str, Any]) -> Reply:
         del given
@@ -408,15 +410,27 @@ class _Route:
         return unquote_to_bytes(path[len(self.path) :].encode("latin-1"))
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a request about one key names.
+
+    Attributes:
+        key: The key at the end of its path.
+        query: Its query string.
+    """
+
+    key: bytes
+    query: str
+
+
 _PUT: Final = _Route("PUT", "/api/put")
-_EXIST: Final = _Route("GET", "/api/exist/")
 
 _ROUTES: Final[
     dict[_Route, Callable[[MooncakeStoreService, MooncakeDistributedStore, Any], Reply]]
 ] = {
     _PUT: MooncakeStoreService._put,
     _Route("GET", "/api/get/"): MooncakeStoreService._get,
-    _EXIST: MooncakeStoreService._exist,
+    _Route("GET", "/api/exist/"): MooncakeStoreService._exist,
     _Route("DELETE", "/api/remove/"): MooncakeStoreService._remove,
     _Route("DELETE", "/api/remove_all"): MooncakeStoreService._remove_all,
     _Route("POST", "/api/mount"): MooncakeStoreService._mount,

@@ -44,8 +44,8 @@ pub struct ClientConfig {
     /// Whether a read of an object fails with `TRANSFER_FAIL` while every process that holds a copy
     /// has lost its connection, as upstream's does. If not, the object counts as absent. Default: no.
     pub reports_lost_holders: bool,
-    /// Time limit of the transfers of one call; of a large object or batch, of each round.
-    /// Default: 30 s.
+    /// Time limit of the transfers of one call; of a large object or batch, of each round. A put also
+    /// waits so long for memory whose objects move down to disks. Default: 30 s.
     pub transfer_timeout: Duration,
     /// Bytes of an object that are moved in one round, and a quarter of those of a batch; each round has
     /// a time limit of its own. A round costs a round trip to the peer. Default: 64 MiB.

@@ -186,23 +186,24 @@ impl DirectoryCalls<'_> {
     /// # Errors
     /// Those of the master. The directory stays open until it knows.
     fn leave(&self, deadline: Moment) -> Result<()> {
-        let is_unknown = |error: &Error| {
-            matches!(
-                error.code(),
-                ErrorCode::SEGMENT_NOT_FOUND
-                    | ErrorCode::ILLEGAL_CLIENT
-                    | ErrorCode::CLIENT_NOT_FOUND
-            )
-        };
         match self.unmount(deadline) {
-            Err(error) if !is_unknown(&error) => Err(error
-                .with("path", self.owner.path().display())
-                .with_remedy("The directory stays open, and leaves once the master knows.")),
-            _ => {
-                self.owner.close();
-                Ok(())
+            // The master does not count on the directory any more.
+            Ok(()) => {}
+            Err(error)
+                if matches!(
+                    error.code(),
+                    ErrorCode::SEGMENT_NOT_FOUND
+                        | ErrorCode::ILLEGAL_CLIENT
+                        | ErrorCode::CLIENT_NOT_FOUND
+                ) => {}
+            Err(error) => {
+                return Err(error
+                    .with("path", self.owner.path().display())
+                    .with_remedy("The directory stays open, and leaves once the master knows."));
             }
         }
+        self.owner.close();
+        Ok(())
     }
 
     /// Reports all records of the directory.

@@ -10,10 +10,10 @@ use super::own_puts::UnconfirmedPut;
 /// Starts of one item: a start is repeated after a put that stood in its way was revoked.
 const STARTS_MAX: u32 = 4;
 
-/// Minimum delay between retries of a put that waits for a fence to end.
-const FENCE_RETRY_MIN: Duration = Duration::from_millis(5);
+/// Minimum delay between retries of a put that waits for memory.
+const MEMORY_RETRY_MIN: Duration = Duration::from_millis(5);
 /// Maximum delay; short, because readers release fences before they expire.
-const FENCE_RETRY_MAX: Duration = Duration::from_millis(20);
+const MEMORY_RETRY_MAX: Duration = Duration::from_millis(20);
 
 /// The next step of starting puts.
 #[derive(Debug, PartialEq, Eq)]
@@ -217,7 +217,7 @@ impl PutRetry {
                 // The master adds the delay if the put only has to wait.
                 let value = |wanted| error.context().find(|(name, _)| *name == wanted);
                 let wait = Duration::from_millis(value("retry_after_ms")?.1.parse().ok()?);
-                let wait = wait.clamp(FENCE_RETRY_MIN, FENCE_RETRY_MAX);
+                let wait = wait.clamp(MEMORY_RETRY_MIN, MEMORY_RETRY_MAX);
                 Some(match value("moving_objects") {
                     Some(_) => Self::Moving(wait),
                     None => Self::After(wait),
