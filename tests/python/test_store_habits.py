@@ -153,6 +153,13 @@ def test_wrong_arguments_are_named(open_store):
         open_store("http://localhost:50051")
 
 
+@pytest.mark.parametrize("address", ["etcd://127.0.0.1:1;127.0.0.1:2", "redis://127.0.0.1:1"])
+def test_address_may_name_a_lease_service(address):
+    with pytest.raises(mooncake.UnavailableError, match="no master leads") as caught:
+        Store(address, StoreConfig(rpc_timeout_s=0.2))
+    assert caught.value.code == -1010
+
+
 @pytest.mark.parametrize("port", [-1, 65_536])
 def test_port_out_of_range_is_named(port):
     with pytest.raises(mooncake.InvalidArgumentError) as caught:

@@ -192,6 +192,10 @@ class StoreConfig:
 StoreConfig.__init__ = suggesting(StoreConfig.__init__)  # type: ignore[method-assign]
 
 
+# Services that know the leader of several masters.
+_LEASE_SERVICES = ("etcd", "redis", "k8s")
+
+
 def checked_config(config: object) -> StoreConfig:
     """Return the settings, or the default ones for None; refuse other types."""
     if config is None:
@@ -210,9 +214,11 @@ def check_address(master: object) -> None:
     if not master:
         text = "the address of the master is empty; write host:port, or 'embedded' for a new pool"
         raise _native.failure(_INVALID_PARAMS, text)
-    if "://" in master:
-        text = f"the address of the master is host:port, not a URL master={master}"
-        raise _native.failure(_INVALID_PARAMS, f"{text}; use Store.from_url for mooncake://")
+    scheme, separator, _ = master.strip().partition("://")
+    if separator and scheme not in _LEASE_SERVICES:
+        text = "the address of the master is host:port, a list, etcd://, redis:// or k8s://"
+        hint = "use Store.from_url for mooncake://"
+        raise _native.failure(_INVALID_PARAMS, f"{text}, not {scheme}://; {hint}")
 
 
 def check_open(native: _native.Store | AsyncNative) -> None:
