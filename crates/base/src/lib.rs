@@ -8,12 +8,13 @@
 //! [`size`], [`endpoint`], [`clock`], [`options`]
 //! (flags, files and environment from one declaration), [`env`](mod@env) (the register of
 //! environment variables), [`parse`] (values as people write them),
-//! [`random`] (numbers that repeat with a seed), [`histogram`] and [`running_mean`]
-//! (measurements), [`exposition`] (metrics as Prometheus text), [`sync`] (locks that stay usable
-//! in a forked child), [`token`] (a shared secret and the proof of it), and for tests only `fuzz`
-//! (mutated bytes for decoders).
+//! [`random`] (numbers that repeat with a seed), [`backoff`] (pauses between
+//! attempts), [`histogram`] and [`running_mean`] (measurements), [`exposition`] (metrics as
+//! Prometheus text), [`sync`] (locks that stay usable in a forked child), [`token`] (a shared secret
+//! and the proof of it), and for tests only `fuzz` (mutated bytes for decoders).
 #![warn(missing_docs)]
 
+pub mod backoff;
 pub mod clock;
 pub mod endpoint;
 pub mod engine_code;
@@ -35,6 +36,7 @@ pub mod size;
 pub mod sync;
 pub mod token;
 
+pub use backoff::Backoff;
 pub use clock::{Clock, Moment, SystemClock};
 pub use endpoint::Endpoint;
 pub use error::{Error, ErrorCode, ErrorKind, Result};

@@ -13,6 +13,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use mooncake_base::Backoff;
+
 use crate::cpu::cpu_count;
 
 /// Spin time for a reply: enough to wake the other side, whose CPU is idle, and to be answered.
@@ -21,12 +23,10 @@ pub const ANSWER_SPIN_TIME: Duration = Duration::from_micros(100);
 /// Spin time for the next call: enough for the caller to copy a MiB and call again.
 pub const NEXT_CALL_SPIN_TIME: Duration = Duration::from_micros(200);
 
-/// The first pause after a poll without success. Each further failure doubles the pause.
-const PAUSE_MIN: Duration = Duration::from_millis(1);
-/// The longest pause. Polling once per second costs next to nothing.
-const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Pauses after polls without success. Polling once per second costs next to nothing.
+const PAUSES: Backoff = Backoff::new(Duration::from_millis(1), Duration::from_secs(1));
 
-/// Consecutive replies within the spin time that reset the pause to [`PAUSE_MIN`].
+/// Consecutive replies within the spin time after which the pauses are short again.
 const ANSWERS_IN_TIME: u32 = 64;
 
 /// Whether threads of this process poll at all.
@@ -52,8 +52,8 @@ pub struct SpinWait {
     spin_time: Duration,
     /// No polling before this time.
     pause_until: Option<Instant>,
-    /// The length of the next pause.
-    pause: Duration,
+    /// Pauses since the last reset.
+    pauses: u32,
     /// Consecutive replies within the spin time.
     in_time: u32,
 }
@@ -77,7 +77,7 @@ impl Drop for ActiveThread {
 impl SpinWait {
     /// Creates a policy with this spin time: [`ANSWER_SPIN_TIME`] or [`NEXT_CALL_SPIN_TIME`].
     pub const fn new(spin_time: Duration) -> Self {
-        Self { spin_time, pause_until: None, pause: PAUSE_MIN, in_time: 0 }
+        Self { spin_time, pause_until: None, pauses: 0, in_time: 0 }
     }
 
     /// Repeats `attempt` for the spin time while it returns `WouldBlock`, if polling is worthwhile.
@@ -114,13 +114,13 @@ impl SpinWait {
     fn record(&mut self, is_in_time: bool, now: Instant) {
         if !is_in_time {
             self.in_time = 0;
-            self.pause_until = Some(now + self.pause);
-            self.pause = (self.pause * 2).min(PAUSE_MAX);
+            self.pause_until = Some(now + PAUSES.pause(self.pauses));
+            self.pauses = self.pauses.saturating_add(1);
             return;
         }
         self.in_time += 1;
         if self.in_time == ANSWERS_IN_TIME {
-            (self.in_time, self.pause) = (0, PAUSE_MIN);
+            (self.in_time, self.pauses) = (0, 0);
         }
     }
 }
@@ -144,25 +144,21 @@ mod tests {
 
     #[test]
     fn pauses_double_and_reset_after_replies_in_time() {
-        let (mut spin_wait, mut now, mut pause) =
-            (SpinWait::new(ANSWER_SPIN_TIME), Instant::now(), PAUSE_MIN);
-        for _ in 0..20 {
+        let (mut spin_wait, now) = (SpinWait::new(ANSWER_SPIN_TIME), Instant::now());
+        for pause in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 1000] {
             spin_wait.record(false, now);
-            assert_eq!(spin_wait.pause_until, Some(now + pause));
-            now += pause;
-            pause = (pause * 2).min(PAUSE_MAX);
+            assert_eq!(spin_wait.pause_until, Some(now + Duration::from_millis(pause)));
         }
-        assert_eq!(pause, PAUSE_MAX);
         for _ in 1..ANSWERS_IN_TIME {
             spin_wait.record(true, now);
         }
         spin_wait.record(false, now);
-        assert_eq!(spin_wait.pause_until, Some(now + PAUSE_MAX), "one reply too few");
+        assert_eq!(spin_wait.pause_until, Some(now + Duration::from_secs(1)), "one reply too few");
         for _ in 0..ANSWERS_IN_TIME {
             spin_wait.record(true, now);
         }
         spin_wait.record(false, now);
-        assert_eq!(spin_wait.pause_until, Some(now + PAUSE_MIN));
+        assert_eq!(spin_wait.pause_until, Some(now + Duration::from_millis(1)));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mooncake_base::Moment;
+use mooncake_base::{Backoff, Moment};
 
 /// The first pause.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
@@ -17,9 +17,8 @@ pub(crate) struct Health {
 impl Health {
     /// Records a failure: the pair is not tried for a pause, twice as long as the last one.
     pub(crate) fn record_failure(&mut self, now: Moment, pause_max: Duration) {
-        let doubled = PAUSE_MIN.saturating_mul(1 << self.failures.min(16));
+        self.retry_at = Some(now + Backoff::new(PAUSE_MIN, pause_max).pause(self.failures));
         self.failures = self.failures.saturating_add(1);
-        self.retry_at = Some(now + doubled.min(pause_max));
     }
 
     /// Records a success, which ends all pauses.

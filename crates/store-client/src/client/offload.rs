@@ -8,7 +8,7 @@ mod promotion;
 
 use std::{sync::Arc, time::Duration};
 
-use mooncake_base::{Clock, Error, ErrorCode, ErrorKind, Moment, Result, SystemClock};
+use mooncake_base::{Backoff, Clock, Error, ErrorCode, ErrorKind, Moment, Result, SystemClock};
 use mooncake_disk::{Disk, Name, OwnedName, Write, WriteOutcome, directory::EXTENT_BYTES_MAX};
 use mooncake_proto::{columns::Record, v1};
 use mooncake_transfer_engine::{Opcode, TransferEntry};
@@ -35,9 +35,12 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 const SYNC_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a directory whose earlier owner seems to live is tried to be mounted.
 const TAKE_OVER_TIME: Duration = Duration::from_secs(3);
-/// The first and the longest pause after a failure.
-const PAUSE_MIN: Duration = Duration::from_millis(50);
-const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Pauses after failures.
+const PAUSES: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
+/// Pause before a directory is mounted again whose earlier owner seems to live.
+const TAKE_OVER_PAUSE: Duration = Duration::from_millis(50);
+/// Pause after objects were handed over of which none was written.
+const REFUSED_PAUSE: Duration = Duration::from_millis(200);
 /// Maximum number of records in one report, and of the bytes of their keys.
 const REPORT_RECORDS_MAX: usize = 1 << 16;
 const REPORT_KEY_BYTES_MAX: usize = 1 << 20;
@@ -145,7 +148,7 @@ impl DirectoryCalls<'_> {
                 Err(error)
                     if error.code() == ErrorCode::SEGMENT_ALREADY_EXISTS
                         && !until.has_passed(SystemClock.now())
-                        && self.client.lifetime.sleep_or_closed(PAUSE_MIN) => {}
+                        && self.client.lifetime.sleep_or_closed(TAKE_OVER_PAUSE) => {}
                 outcome => return outcome,
             }
         }
@@ -316,8 +319,7 @@ impl<'a> Offload<'a> {
 
     /// Runs until the client or the directory is closed.
     fn run(&mut self) {
-        let mut pause = PAUSE_MIN;
-        let mut is_failing = false;
+        let mut failures = 0;
         while !self.directory.client.lifetime.is_closed() {
             let leaves_at = self.directory.owner.leaves_at();
             let outcome = match leaves_at.map(|time| time.left(SystemClock.now())) {
@@ -327,20 +329,20 @@ impl<'a> Offload<'a> {
             };
             match outcome {
                 Ok(()) if leaves_at.is_some() => return,
-                Ok(()) => (pause, is_failing) = (PAUSE_MIN, false),
+                Ok(()) => failures = 0,
                 Err(error) if error.kind() == ErrorKind::Closed => return,
                 Err(error) => {
                     let path = self.directory.owner.path().display();
                     // While the directory leaves, the master refuses calls about it.
                     let is_leaving = self.directory.owner.leaves_at().is_some()
                         || self.directory.client.lifetime.is_closed();
-                    if !std::mem::replace(&mut is_failing, true) && !is_leaving {
+                    if failures == 0 && !is_leaving {
                         tracing::warn!(%path, %error, "a directory takes over no objects, retrying");
                     }
-                    if !self.directory.client.lifetime.sleep_or_closed(pause) {
+                    if !self.directory.client.lifetime.sleep_or_closed(PAUSES.pause(failures)) {
                         return;
                     }
-                    pause = (pause * 2).min(PAUSE_MAX);
+                    failures += 1;
                 }
             }
         }
@@ -438,7 +440,7 @@ impl<'a> Offload<'a> {
         }
         if added.is_empty() {
             // The master may offer the same objects again at once.
-            self.directory.client.lifetime.sleep_or_closed(PAUSE_MIN * 4);
+            self.directory.client.lifetime.sleep_or_closed(REFUSED_PAUSE);
         }
         if (self.synced_at + SYNC_INTERVAL).has_passed(SystemClock.now()) {
             return self.sync();

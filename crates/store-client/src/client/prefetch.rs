@@ -5,17 +5,14 @@ mod asked_keys;
 
 use std::time::Duration;
 
-use mooncake_base::{Clock, Moment, Result, SystemClock};
+use mooncake_base::{Backoff, Clock, Moment, Result, SystemClock};
 
 pub(super) use self::asked_keys::AskedKeys;
 use super::{ClientInner, read::locate::Grants};
 use crate::object::Located;
 
-/// The first pause of a read that waits for an object; it doubles from then on…
-const PAUSE_MIN: Duration = Duration::from_micros(500);
-
-/// … up to this.
-const PAUSE_MAX: Duration = Duration::from_millis(4);
+/// Pauses of a read that waits for an object.
+const PAUSES: Backoff = Backoff::new(Duration::from_micros(500), Duration::from_millis(4));
 
 /// Waits a little for objects that are only on disk and that this client has asked for in memory.
 /// Returns them where they are then.
@@ -35,13 +32,13 @@ pub(super) fn await_prefetched(
         Err(_) => false,
     };
     let mut open: Vec<usize> = (0..located.len()).filter(|&at| is_awaited(&located[at])).collect();
-    let mut pause = PAUSE_MIN;
+    let mut pauses = 0;
     while !open.is_empty() {
         let left = until.left(SystemClock.now());
-        if left.is_zero() || !client.lifetime.sleep_or_closed(pause.min(left)) {
+        if left.is_zero() || !client.lifetime.sleep_or_closed(PAUSES.pause(pauses).min(left)) {
             break;
         }
-        pause = (pause * 2).min(PAUSE_MAX);
+        pauses += 1;
         let keys = open.iter().filter_map(|&at| Some(located[at].as_ref().ok()?.key.clone()));
         let found = client.locate_uncounted(keys.collect(), grants, deadline);
         let is_done = found.into_iter().zip(&open).map(|(found, &at)| match found {

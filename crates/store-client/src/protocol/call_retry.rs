@@ -2,17 +2,18 @@
 
 use std::time::Duration;
 
-use mooncake_base::Moment;
+use mooncake_base::{Backoff, Moment};
 
-/// Delay before the second repetition; the first one follows at once, since a connection that was
-/// found dead is the usual cause. Doubled for each further repetition.
-const PAUSE_MIN: Duration = Duration::from_millis(5);
-/// Delay before the first repetition of a call that an overloaded master refused.
-const OVERLOAD_PAUSE_MIN: Duration = Duration::from_millis(20);
-const PAUSE_MAX: Duration = Duration::from_millis(500);
-/// Longest delay while there is no connection: a repetition then costs next to nothing, since the
-/// link limits how often a connection is attempted.
-const UNREACHABLE_PAUSE_MAX: Duration = Duration::from_millis(100);
+/// Delays from the second repetition on; the first one follows at once, since a connection that was
+/// found dead is the usual cause.
+const PAUSES: Backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+/// Delays of a call that an overloaded master refused.
+const OVERLOAD_PAUSES: Backoff =
+    Backoff::new(Duration::from_millis(20), Duration::from_millis(500));
+/// Delays while there is no connection: a repetition then costs next to nothing, since the link
+/// limits how often a connection is attempted.
+const UNREACHABLE_PAUSES: Backoff =
+    Backoff::new(Duration::from_millis(5), Duration::from_millis(100));
 
 /// Minimum time limit of one attempt of a call that closes a put.
 const ATTEMPT_MIN: Duration = Duration::from_millis(500);
@@ -141,13 +142,12 @@ impl CallRetry {
     }
 
     fn pause(&mut self, failure: AttemptFailure) -> Duration {
-        let (base, doublings, max) = match failure {
-            AttemptFailure::Refused => (OVERLOAD_PAUSE_MIN, self.repetitions, PAUSE_MAX),
-            AttemptFailure::Unreachable => (PAUSE_MIN, self.repetitions, UNREACHABLE_PAUSE_MAX),
+        let most = match failure {
+            AttemptFailure::Refused => OVERLOAD_PAUSES.pause(self.repetitions),
+            AttemptFailure::Unreachable => UNREACHABLE_PAUSES.pause(self.repetitions),
             _ if self.repetitions == 0 => return Duration::ZERO,
-            _ => (PAUSE_MIN, self.repetitions - 1, PAUSE_MAX),
+            _ => PAUSES.pause(self.repetitions - 1),
         };
-        let most = (base * (1 << doublings.min(10))).min(max);
         // Between half and all of it, so that the callers of a restarted master do not come at once.
         self.jitter =
             self.jitter.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
@@ -171,7 +171,7 @@ mod tests {
         let mut retry = CallRetry::new(kind, START + SECOND * 30, patience, 7);
         let mut now = START;
         while let Some(pause) = retry.after_failure(failure, now) {
-            assert!(pause <= PAUSE_MAX);
+            assert!(pause <= Duration::from_millis(500));
             now = now + pause.max(Duration::from_micros(100));
         }
         now.since(START)

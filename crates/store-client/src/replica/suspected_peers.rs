@@ -6,7 +6,7 @@ use std::{
 };
 
 use mooncake_base::sync::Mutex;
-use mooncake_base::{Clock, Error, Moment, Result, SystemClock};
+use mooncake_base::{Backoff, Clock, Error, Moment, Result, SystemClock};
 use rustc_hash::FxHashMap;
 
 /// Time for which a failed peer is tried last.
@@ -18,10 +18,8 @@ const SUSPECTED_PEERS_MAX: usize = 1024;
 /// Maximum number of suspected peers that are named to the master, which ignores more.
 const NAMED_PEERS_MAX: usize = 256;
 
-/// Pause after a peer stayed silent, before it is tried again. Doubles up to the maximum while the
-/// peer stays silent.
-const SILENCE_PAUSE_MIN: Duration = Duration::from_millis(500);
-const SILENCE_PAUSE_MAX: Duration = Duration::from_secs(4);
+/// Pauses after a peer stayed silent, before it is tried again.
+const SILENCE_PAUSES: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(4));
 
 /// Peers with a recent failure.
 #[derive(Debug, Default)]
@@ -45,7 +43,8 @@ struct Silence {
     /// The stall limit of the attempt. Only an attempt with a higher limit is worth its time before
     /// the pause is over.
     stall: Option<Duration>,
-    pause: Duration,
+    /// Earlier silences in a row.
+    earlier: u32,
     until: Moment,
 }
 
@@ -69,14 +68,14 @@ impl SuspectedPeers {
     ) {
         let mut peers = self.peers.lock();
         let Some(suspicion) = self.suspicion(&mut peers, endpoint, now) else { return };
-        let pause = match &suspicion.silence {
+        let earlier = match &suspicion.silence {
             // Transfers that ran at the same time have seen the same silence.
-            Some(before) if !before.until.has_passed(now) => before.pause,
-            Some(before) => (before.pause * 2).min(SILENCE_PAUSE_MAX),
-            None => SILENCE_PAUSE_MIN,
+            Some(before) if !before.until.has_passed(now) => before.earlier,
+            Some(before) => before.earlier.saturating_add(1),
+            None => 0,
         };
-        let error = error.clone();
-        suspicion.silence = Some(Silence { error, stall, pause, until: now + pause });
+        let until = now + SILENCE_PAUSES.pause(earlier);
+        suspicion.silence = Some(Silence { error: error.clone(), stall, earlier, until });
     }
 
     /// Fails if the peer was silent a moment ago for at least this stall limit.

@@ -22,7 +22,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mooncake_base::sync::{Condvar, Mutex};
+use mooncake_base::{
+    Backoff,
+    sync::{Condvar, Mutex},
+};
 use mooncake_os::{fork, memory::available_memory, thread as os_thread};
 
 use super::mapping::{self, CHUNK, Mapping};
@@ -34,9 +37,8 @@ const MEMORY_FRACTION: u64 = 8;
 /// Niceness of the thread.
 const NICENESS: i32 = 15;
 
-/// Sleep after a preemption, at first and at most.
-const BACKOFF_MIN: Duration = Duration::from_millis(20);
-const BACKOFF_MAX: Duration = Duration::from_millis(200);
+/// Sleeps after steps with a preemption.
+const SLEEPS: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(200));
 
 /// The prefault thread of one engine, which exists while there is work.
 #[derive(Debug)]
@@ -67,8 +69,8 @@ struct PrefaultQueue {
 #[derive(Debug, Default)]
 struct CpuPressure {
     preemptions: Option<i64>,
-    /// The last sleep; `None` after a step without preemption.
-    rest: Option<Duration>,
+    /// Sleeps since the last step without preemption.
+    sleeps: u32,
 }
 
 #[derive(Debug)]
@@ -162,9 +164,9 @@ impl CpuPressure {
     fn backoff(&mut self, preemptions: i64) -> Option<Duration> {
         let before = self.preemptions.replace(preemptions);
         let is_preempted = before.is_some_and(|before| before < preemptions);
-        let longer = self.rest.map_or(BACKOFF_MIN, |rest| (rest * 2).min(BACKOFF_MAX));
-        self.rest = is_preempted.then_some(longer);
-        self.rest
+        let sleep = is_preempted.then(|| SLEEPS.pause(self.sleeps));
+        self.sleeps = if is_preempted { self.sleeps.saturating_add(1) } else { 0 };
+        sleep
     }
 }
 
@@ -301,14 +303,14 @@ mod tests {
         let mut pressure = CpuPressure::default();
         // Preemptions before the first step do not count.
         assert_eq!([5, 5].map(|preemptions| pressure.backoff(preemptions)), [None; 2]);
-        assert_eq!(pressure.backoff(6), Some(BACKOFF_MIN));
-        assert_eq!(pressure.backoff(9), Some(BACKOFF_MIN * 2));
+        assert_eq!(pressure.backoff(6), Some(Duration::from_millis(20)));
+        assert_eq!(pressure.backoff(9), Some(Duration::from_millis(40)));
         assert_eq!(
             (10..20).filter_map(|preemptions| pressure.backoff(preemptions)).last(),
-            Some(BACKOFF_MAX)
+            Some(Duration::from_millis(200))
         );
         assert_eq!(pressure.backoff(19), None);
-        assert_eq!(pressure.backoff(20), Some(BACKOFF_MIN));
+        assert_eq!(pressure.backoff(20), Some(Duration::from_millis(20)));
     }
 
     #[test]
