@@ -25,7 +25,7 @@ from mooncake._units import format_bytes, format_count
 from mooncake.engine import codes
 
 COMMANDS = ["put", "get", "cp", "ls", "rm", "exists", "stat", "segments", "clients", "drain"]
-COMMANDS += ["top", "bench", "doctor", "demo", "env", "explain"]
+COMMANDS += ["top", "bench", "doctor", "demo", "env", "explain", "ha", "handover"]
 
 
 def command(

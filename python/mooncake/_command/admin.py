@@ -11,9 +11,21 @@ from urllib.parse import quote
 from mooncake._api.store import Store
 from mooncake._command.output import CommandError, reason
 
-__all__ = ["address_of", "address_of_pool", "fetch", "object_of", "reachable"]
+__all__ = [
+    "address_of",
+    "address_of_pool",
+    "code_of",
+    "fetch",
+    "message_of",
+    "object_of",
+    "reachable",
+    "request",
+]
 
 _TIMEOUT_S = 5.0
+# A master that does not lead answers so to what only the leader knows.
+_NOT_SERVING = -1011
+_WHO_LEADS = "`mooncake ha status` shows which master leads."
 _NO_PORT = (
     "Start mooncake_master with --metrics_port; the pool that a Store starts has no such port, but "
     "`mooncake stat`, `ls` and `segments` show it."
@@ -74,25 +86,48 @@ def fetch(admin: str, path: str) -> Any:
         The value; None if the page says that there is no such thing (404 with JSON).
 
     Raises:
+        CommandError: The port cannot be reached, is no admin port of a master, or is that of a
+            master that does not lead.
+    """
+    status, answer = request(admin, "GET", path)
+    if status == 404 and answer is not None:
+        return None
+    if status == 403 and answer is not None:
+        raise CommandError(f"the admin port at {admin}: {message_of(answer)}")
+    if status == 503 and code_of(answer) == _NOT_SERVING:
+        raise CommandError(f"the master at {admin} does not lead: {message_of(answer)}", _WHO_LEADS)
+    if status != 200:
+        raise CommandError(f"the admin port at {admin} answers {path} with status {status}")
+    return answer
+
+
+def request(admin: str, method: str, path: str, timeout_s: float = _TIMEOUT_S) -> tuple[int, Any]:
+    """Send a request with the token of the environment.
+
+    Args:
+        admin: host:port of the admin port.
+        method: GET or POST.
+        path: Path and query.
+        timeout_s: Time to wait for a connection, and for each part of the answer.
+
+    Returns:
+        The status, and the JSON of the answer; None if a failure has no JSON.
+
+    Raises:
         CommandError: The port cannot be reached, or is no admin port of a master.
     """
     host, _, port = admin.rpartition(":")
     if not port.isdecimal():
         raise CommandError(f"not an address: {admin!r}", "Write it as HOST:PORT.")
-    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=_TIMEOUT_S)
+    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=timeout_s)
     try:
-        connection.request("GET", path, headers=_credentials())
+        connection.request(method, path, headers=_credentials())
         response = connection.getresponse()
         body = response.read()
         is_json = response.getheader("content-type", "").startswith("application/json")
-        if response.status == 404 and is_json:
-            return None
-        if response.status == 403 and is_json:
-            raise CommandError(f"the admin port at {admin}: {json.loads(body)['error_message']}")
-        if response.status != 200:
-            text = f"the admin port at {admin} answers {path} with status {response.status}"
-            raise CommandError(text)
-        return json.loads(body)
+        if response.status != 200 and not is_json:
+            return response.status, None
+        return response.status, json.loads(body)
     except OSError as error:
         text = f"the admin port at {admin} cannot be reached: {reason(error)}"
         raise CommandError(text) from error
@@ -100,3 +135,15 @@ def fetch(admin: str, path: str) -> Any:
         raise CommandError(f"{admin} is not the admin port of a master: {error!r}") from error
     finally:
         connection.close()
+
+
+def message_of(answer: Any) -> str:
+    """Return the message of a refusal."""
+    text = answer.get("error_message") if isinstance(answer, dict) else None
+    return text if isinstance(text, str) else "no reason is given"
+
+
+def code_of(answer: Any) -> int | None:
+    """Return the error code of a refusal; None if it has none."""
+    code = answer.get("error_code") if isinstance(answer, dict) else None
+    return code if isinstance(code, int) else None

@@ -19,6 +19,7 @@ from mooncake._command import (
     disks,
     doctor as _doctor,
     files,
+    ha as _ha,
     objects,
     pool,
     top as _top,
@@ -100,6 +101,10 @@ def _parser() -> argparse.ArgumentParser:
     pool.add_drain_options(add("drain", pool.drain, about))
     about = "show a live view of memory, reads, calls, segments and clients"
     _top.add_options(add("top", _top.run, about))
+    about = "show which of several masters leads, and whether another could take over"
+    _ha.add_options(add("ha", _help, about, joins=False))
+    about = "let the master that leads hand over to a standby, to stop or upgrade it"
+    _ha.add_handover_options(add("handover", _ha.handover, about, joins=False))
     about = "measure puts, gets and plain copies"
     _bench.add_options(add("bench", _bench.run, about, joins=False))
     about = "start a pool, and put and get from a second process"

@@ -20,6 +20,7 @@ __all__ = [
     "add_metadata",
     "count",
     "duration",
+    "master_address",
     "seconds",
     "sizes",
 ]
@@ -109,13 +110,19 @@ def add_master(parser: argparse.ArgumentParser) -> None:
     """Declare the options that name the pool."""
     parser.add_argument(
         "--master",
-        metavar="HOST:PORT",
-        default=os.environ.get("MOONCAKE_MASTER") or "127.0.0.1:50051",
-        help="address of the master (MOONCAKE_MASTER, or 127.0.0.1:50051)",
+        metavar="ADDRESS",
+        default=master_address(),
+        help="address of the master: HOST:PORT, a list A:1,B:2, etcd://…, redis://… or k8s://… "
+        "(MOONCAKE_MASTER, or 127.0.0.1:50051)",
     )
     parser.add_argument(
         "--tenant", metavar="NAME", default="default", help="tenant whose keys are meant"
     )
+
+
+def master_address() -> str:
+    """Return the address of the master that is meant if none is given."""
+    return os.environ.get("MOONCAKE_MASTER") or "127.0.0.1:50051"
 
 
 def add_metadata(parser: argparse.ArgumentParser) -> None:

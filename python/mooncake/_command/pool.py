@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, TextIO
 
-from mooncake._command import admin
+from mooncake._command import admin, masters
 from mooncake._command.files import hinting, joined, joined_for_bytes, lending_line
 from mooncake._command.output import (
     CommandError,
@@ -119,19 +119,24 @@ def _stat_pool(store: Store, options: argparse.Namespace) -> None:
         at: str | None = admin.address_of_pool(store)
         held: dict[str, int] = admin.fetch(at or "", "/api/v1/memory") or {}
         seen: dict[str, Any] = admin.fetch(at or "", f"/api/v1/overview?since={1 << 62}") or {}
+        elected = masters.ask(at or "")
         note = ""
     except CommandError as error:
-        at, held, seen, note = None, {}, {}, str(error)
+        at, held, seen, elected, note = None, {}, {}, {}, str(error)
     lost = [segment for segment in found if not segment.is_connected]
     lost_bytes = sum(segment.capacity_bytes for segment in lost)
     if options.is_json:
         shown = {name: held[name] for name in _HELD if name in held} | {"lost_bytes": lost_bytes}
         names = {**pool, "clients": others, "page": at and f"http://{at}/", "memory": shown}
         tiers = {name: seen[name] for name in ("disks", "reads", "offloads") if name in seen}
-        print_json({**names, **tiers, "segments": _segments_json(found, _states(details))})
+        print_json(
+            {**names, **tiers, "ha": elected, "segments": _segments_json(found, _states(details))}
+        )
         return
     print(f"master    {store.master_address}, version {pool['version']}")
     print(f"page      http://{at}/" if at else f"page      none: {note}")
+    for line in masters.lines_of(elected):
+        print(line)
     clients = f"{_count(others, 'client')} beside this command"
     if lost_clients := _lost_clients(found, details):
         clients += f", of which {len(lost_clients)} lost the connection"

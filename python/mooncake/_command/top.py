@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mooncake._api.store import SegmentInfo, Store
+from mooncake._api.store import SegmentInfo, Store, StoreConfig
 from mooncake._command.admin import address_of_pool, fetch, reachable
+from mooncake._command.masters import ask, leader_text, standby_text
 from mooncake._command.output import CommandError, reason, table
 from mooncake._command.parser import seconds
 from mooncake._units import format_bytes, format_count, format_duration
@@ -25,6 +26,8 @@ from mooncake.errors import MooncakeError
 __all__ = ["Sample", "add_options", "render", "run"]
 
 _ENTER, _LEAVE = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
+# While no master answers, the view must still be quit.
+_CALL_S = 5.0
 _SEGMENT_BAR, _NAME_MIN = 10, 15
 _HOME, _CLEAR_LINE, _CLEAR_REST = "\033[H", "\033[K", "\033[J"
 
@@ -71,7 +74,8 @@ def run(options: argparse.Namespace) -> int:
     """
     with contextlib.ExitStack() as stack:
         # Of the admin port alone it is not known which segments have lost their connection.
-        store = None if options.admin else stack.enter_context(Store(options.master))
+        config = StoreConfig(rpc_timeout_s=_CALL_S)
+        store = None if options.admin else stack.enter_context(Store(options.master, config))
         admin = options.admin if store is None else address_of_pool(store)
         if options.once or options.is_json or not sys.stdout.isatty():
             before = _sample(admin, store)
@@ -166,7 +170,19 @@ def _summary(seen: dict[str, Any], rates: dict[str, Any], admin: str, width: int
     ]
     if seen.get("disks"):
         parts += _tiers(seen, rates)
+    if seen.get("ha", {}).get("enabled"):
+        parts.insert(1, ("masters  ", _masters(seen["ha"])))
     return [line for title, texts in parts for line in _broken(title, texts, width)]
+
+
+def _masters(elected: dict[str, Any]) -> list[str]:
+    """Return the parts of the line about leader and standbys."""
+    standbys = [f"; {row['address']} {standby_text(row)}" for row in elected["standbys"]]
+    if not any(row["is_in_sync"] for row in elected["standbys"]):
+        standbys.append("; NO STANDBY IN SYNC")
+    failure = elected.get("service_error")
+    failed = [f"; the lease service cannot be used: {failure}"] if failure else []
+    return [f"leader {leader_text(elected)}", *standbys, *failed]
 
 
 def _tiers(seen: dict[str, Any], rates: dict[str, Any]) -> list[tuple[str, list[str]]]:
@@ -280,6 +296,7 @@ def _watch(admin: str, store: Store | None, interval_s: float) -> None:
                     raise
                 # The master may come back, so the last sample stays in view.
                 now, note = before, f"the master does not answer: {reason(error)}"
+                admin = _admin_of_leader(store) or admin
             size = shutil.get_terminal_size()
             lines = render(now, before, admin, size.columns)
             last = note or f"every {interval_s:g} s; q ends"
@@ -290,6 +307,16 @@ def _watch(admin: str, store: Store | None, interval_s: float) -> None:
             before = now
             if _is_quit_within(interval_s):
                 return
+
+
+def _admin_of_leader(store: Store | None) -> str:
+    """Return the admin port of the master that leads now; empty if none can be asked at once."""
+    if store is None:
+        return ""
+    try:
+        return address_of_pool(store)
+    except (CommandError, MooncakeError):
+        return ""
 
 
 @contextlib.contextmanager
@@ -322,6 +349,7 @@ def _sample(admin: str, store: Store | None) -> Sample:
     overview = fetch(admin, f"/api/v1/overview?since={1 << 62}")
     if overview is None:
         raise CommandError(f"{admin} has no overview: it is not the admin port of a master")
+    overview["ha"] = ask(admin)
     if store is not None:
         _mark_lost(overview, store)
     return Sample(time.monotonic(), overview)
