@@ -10,7 +10,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-RPC_PORT = 50051
 NOT_SERVING = {"error_code": -1011, "error_message": "service plane is not active"}
 
 
@@ -24,6 +23,9 @@ class Masters:
         lags: Frames that a standby lacks, by index.
         service_error: Why the lease service cannot be used.
         token: Token that changes need; empty: none.
+        port: Admin port of all masters.
+        rpc_port: Port for clients of all masters.
+        is_enabled: Whether they run with ``--enable_ha``.
         asked: Method and path of each request, by index.
         more: Further pages of the leader, by path.
     """
@@ -38,17 +40,21 @@ class Masters:
         self.service_error: str | None = None
         self.token = ""
         self.port = 0
+        self.rpc_port = 50051
+        self.is_enabled = True
         self.more: dict[str, Any] = {}
         self.asked: list[tuple[int, str, str]] = []
 
     def address(self, index: int) -> str:
-        return f"127.0.0.{index + 1}:{RPC_PORT}"
+        return f"127.0.0.{index + 1}:{self.rpc_port}"
 
     def admin(self, index: int) -> str:
         return f"127.0.0.{index + 1}:{self.port}"
 
     def seen(self, index: int) -> dict[str, Any]:
         """The answer of a master to `/api/v1/ha`."""
+        if not self.is_enabled:
+            return {"enabled": False}
         is_leader = index == self.leader
         is_in_sync = index in self.in_sync
         others = [each for each in range(self.count) if each != index]

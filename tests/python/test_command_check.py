@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
 import subprocess
 import sys
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import fake_masters
 import pytest
+from fake_masters import Masters
+from metadata_servers import running_etcd
 
+from mooncake._command import masters as _masters
 from mooncake._command.check.yaml_subset import _Reader
 from mooncake._command.main import main
 
@@ -115,10 +122,16 @@ def test_right_settings_are_right(check: Any, tmp_path: Path, engine: str, confi
             "begins with http:// | Write 10.0.0.1:50051 without http://; .*",
         ),
         (
-            {"master_server_address": "etcd://a:2379"},
+            {"master_server_address": "etcd://a:2379/x"},
             "master_server_address",
-            "begins with etcd:// | There is one master.*",
+            "is 'etcd://a:2379/x' | Write \"etcd://a:2379;b:2379\".",
         ),
+        (
+            {"master_server_address": "redis://user:secret@a:x"},
+            "master_server_address",
+            'begins with redis:// and is no such address | Write "redis://HOST:6379".',
+        ),
+        ({"master_server_address": "k8s://"}, "master_server_address", "is 'k8s://' | Write"),
         (
             {"master_server_address": "10.0.0.1"},
             "master_server_address",
@@ -298,6 +311,37 @@ def test_variables_are_checked(check: Any, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(
+    "address",
+    [
+        *("etcd://a", "etcd://a:1;[::1]:2;c", "redis://user:secret@a:1/2", "redis://a"),
+        *("k8s://lease", "k8s://space/lease", "10.0.0.1:1, 10.0.0.2:2"),
+    ],
+)
+def test_master_may_be_one_of_several(check: Any, address: str):
+    own = {"local_hostname": "localhost", "check_server": False}
+    code, found = check(json.dumps(STORE | own | {"master_server_address": address}))
+    assert (code, errors(found)) == (0, {})
+
+
+def test_check_server_of_sglang_needs_one_master(check: Any, monkeypatch: pytest.MonkeyPatch):
+    settings = STORE | {"check_server": True, "master_server_address": "etcd://a:1;b:1"}
+    code, found = check(json.dumps(settings))
+    assert (code, found["engine"][0][0]) == (1, "sglang")
+    assert (
+        "a host named etcd, not that of the leader | Write false." in errors(found)["check_server"]
+    )
+    code, found = check(json.dumps(settings | {"master_server_address": "10.0.0.1:1,10.0.0.2:1"}))
+    assert code == 0
+    assert found["check_server"][0][:2] == (
+        "warning",
+        "is on: SGLang asks 10.0.0.1 alone, and waits while another master leads",
+    )
+    monkeypatch.setenv("MOONCAKE_MASTER", "k8s://lease")
+    monkeypatch.setenv("MOONCAKE_CHECK_SERVER", "1")
+    assert "Write false." in errors(check()[1])["MOONCAKE_CHECK_SERVER"]
+
+
+@pytest.mark.parametrize(
     ("text", "why"),
     [
         ("[]", "has no settings"),
@@ -342,6 +386,79 @@ def test_servers_are_asked(check: Any, master: MasterProcess):
     silent = right | {"metadata_server": "http://127.0.0.1:1/metadata"}
     code, found = check(json.dumps(silent), offline=False)
     assert list(errors(found)) == ["metadata_server"]
+
+
+@pytest.fixture
+def elected(master: MasterProcess, monkeypatch: pytest.MonkeyPatch) -> Iterator[Masters]:
+    """A pool of a real master, whose admin port is that of the first of three masters."""
+    with fake_masters.running(3) as masters:
+        monkeypatch.setattr(_masters.admin, "address_of_pool", lambda _: masters.admin(0))
+        yield masters
+
+
+def test_each_of_several_masters_is_asked(check: Any, master: MasterProcess, elected: Masters):
+    settings = STORE | {"master_server_address": f"{master.address},127.0.0.1:1"}
+    code, found = check(json.dumps(settings), offline=False)
+    rows = {(level, text) for level, text, _ in found["master_server_address"]}
+    assert code == 0
+    assert ("ok", "127.0.0.1:50051 leads, view 7") in rows
+    assert ("ok", "the standby 127.0.0.3:50051 is in sync") in rows
+    elected.in_sync, elected.service_error = {0}, "no route to host"
+    rows = {
+        (level, text)
+        for level, text, _ in check(json.dumps(settings), offline=False)[1]["master_server_address"]
+    }
+    assert ("warning", "no standby is in sync with 127.0.0.1:50051") in rows
+    failure = "127.0.0.1:50051 cannot use the lease service: no route to host"
+    assert ("warning", failure) in rows
+    elected.state = "recovering"
+    code, found = check(json.dumps(settings), offline=False)
+    assert code == 1
+    assert "does not serve yet: it is recovering" in errors(found)["master_server_address"]
+
+
+def test_address_of_one_of_several_masters_is_odd(
+    check: Any, master: MasterProcess, elected: Masters
+):
+    elected.rpc_port = master.port
+    settings = STORE | {"master_server_address": master.address}
+    code, found = check(json.dumps(settings), offline=False)
+    assert code == 0
+    named = ",".join(elected.address(index) for index in range(3))
+    assert (
+        "warning",
+        "names one of 3 masters: no pool is found when another leads",
+        f"Write etcd://10.0.0.1:2379, or {named}.",
+    ) in found["master_server_address"]
+
+
+def test_masters_with_a_pool_each_are_no_list(check: Any, master: MasterProcess, elected: Masters):
+    elected.is_enabled = False
+    listed = f"{master.address},{elected.address(1)}"
+    code, found = check(json.dumps(STORE | {"master_server_address": listed}), offline=False)
+    assert code == 1
+    expected = f"{master.address} and {elected.address(1)} run without --enable_ha: each has a pool"
+    assert expected in errors(found)["master_server_address"]
+
+
+def test_lease_service_is_asked(check: Any, master: MasterProcess, tmp_path: Path):
+    with running_etcd(tmp_path) as address:
+        settings = STORE | {"master_server_address": f"etcd://{address}"}
+        code, found = check(json.dumps(settings), offline=False)
+        assert code == 1
+        text, remedy = errors(found)["master_server_address"].split(" | ")
+        assert "no master leads" in text
+        assert "--cluster_id=mooncake_cluster" in remedy
+        key = base64.b64encode(b"mooncake-store/mooncake_cluster/master_view").decode()
+        value = base64.b64encode(master.address.encode()).decode()
+        url = f"http://{address}/v3/kv/put"
+        body = json.dumps({"key": key, "value": value}).encode()
+        urllib.request.urlopen(url, body, timeout=20).close()
+        code, found = check(json.dumps(settings), offline=False)
+    assert (code, errors(found)) == (0, {})
+    texts = [text for _, text, _ in found["master_server_address"]]
+    assert texts[0] == f"the master at {master.address} answers"
+    assert "runs without --enable_ha: none takes over" in texts[1]
 
 
 def test_daemon_is_asked(check: Any, master: MasterProcess):

@@ -47,6 +47,7 @@ FOREIGN_FLAGS = {
     *("--disaggregation-ib-device", "--base-gpu-id", "--max-restarts"),
 }
 FOREIGN_VARIABLES = {
+    "MOONCAKE_CHECK_SERVER",
     "MOONCAKE_CLIENT",
     "MOONCAKE_ENABLE_SSD_OFFLOAD",
     "MOONCAKE_STANDALONE_STORAGE",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ __all__ = [
     "is_locator",
     "leader_text",
     "lines_of",
+    "remedy_of",
     "since",
     "standby_text",
 ]
@@ -35,6 +37,8 @@ _ANSWER_S = 3.0
 _HAND_OVER_S = 30.0
 # Answers name further masters, which are asked in the next round.
 _ROUNDS_MAX = 4
+# The code of a call that finds no leader.
+_NO_LEADER = -1010
 _PATH = "/api/v1/ha"
 _NAME_ADMIN = "If its admin port is another one, name it: --admin HOST:PORT."
 
@@ -189,8 +193,7 @@ def find(places: Sequence[str], admins: Sequence[str] = ()) -> Cluster:
             search.add("", _admin_of(place))
             break
         except (MooncakeError, CommandError, ValueError) as error:
-            failure = CommandError(described(error), getattr(error, "remedy", "") or "")
-            cluster.failures.append(failure)
+            cluster.failures.append(CommandError(described(error), remedy_of(error, place)))
     for address in admins:
         search.add("", address)
     if port := next(iter(search.asked), "").rpartition(":")[2]:
@@ -279,6 +282,19 @@ def standby_text(row: dict[str, Any]) -> str:
 def since(silent_ms: int) -> str:
     """Return how long ago something was heard."""
     return f"{silent_ms} ms ago" if silent_ms < 1000 else f"{format_duration(silent_ms / 1000)} ago"
+
+
+def remedy_of(failure: Exception, place: str) -> str:
+    """Return what helps if a pool cannot be joined at an address."""
+    remedy: str = getattr(failure, "remedy", "") or ""
+    if isinstance(failure, MooncakeError) and failure.code == _NO_LEADER and is_locator(place):
+        cluster_id = os.environ.get("MC_STORE_CLUSTER_ID") or "mooncake_cluster"
+        return (
+            f"Start masters with --enable_ha, this service and --cluster_id={cluster_id}, which "
+            "MC_STORE_CLUSTER_ID names. If they run, `mooncake ha status HOST:PORT,HOST:PORT` "
+            "asks them why none leads."
+        )
+    return remedy
 
 
 def is_locator(place: str) -> bool:

@@ -9,10 +9,26 @@ from typing import Any
 
 from mooncake._command.check.findings import Findings
 
-__all__ = ["check_local_hostname", "check_master", "check_metadata", "host_of", "is_loopback"]
+__all__ = [
+    "check_address",
+    "check_local_hostname",
+    "check_master",
+    "check_metadata",
+    "host_of",
+    "is_loopback",
+]
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.IGNORECASE)
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
+# Services that know the leader of several masters: each part of their address, and an example.
+_LEASE_SERVICES = {
+    "etcd": (re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/;,@]+)(:\d{1,5})?"), '"etcd://a:2379;b:2379"'),
+    "redis": (
+        re.compile(r"([^\s/]*@)?(\[[0-9a-fA-F:.]+\]|[^\s:/;,@]+)(:\d{1,5})?(/\d*)?"),
+        '"redis://HOST:6379"',
+    ),
+    "k8s": (re.compile(r"([^\s/]+/)?[^\s/]+"), '"k8s://NAMESPACE/LEASE"'),
+}
 # Ports that other servers of a pool have by default.
 _OTHER_PORTS = {
     9003: "the admin port, with the web page and the metrics",
@@ -24,28 +40,33 @@ _EXAMPLE = 'Write HOST:PORT, as "10.0.0.1:50051".'
 
 
 def check_master(findings: Findings, name: str, value: Any) -> str | None:
-    """Check the address of a master; return it if it may be right."""
+    """Check the address of a master, or of what names several; return it if it may be right."""
     if not isinstance(value, str) or not value.strip():
         findings.add("error", name, f"is {value!r}, not the address of a master", _EXAMPLE)
         return None
+    value = value.strip()
     scheme = _SCHEME.fullmatch(value)
     if scheme:
         kind, rest = scheme[1].lower(), scheme[2].rstrip("/")
         if kind == "mooncake":
             return check_master(findings, name, rest)
-        what = f"begins with {kind}://"
-        if kind in ("etcd", "redis", "k8s"):
-            remedy = "There is one master and no election here: write its HOST:PORT."
-        else:
-            remedy = f"Write {rest} without {kind}://; the port is 50051 unless --rpc_port says so."
-        findings.add("error", name, what, remedy)
+        if kind in _LEASE_SERVICES:
+            return _check_lease_service(findings, name, kind, value)
+        remedy = f"Write {rest} without {kind}://; the port is 50051 unless --rpc_port says so."
+        findings.add("error", name, f"begins with {kind}://", remedy)
         return None
     if value == "embedded":
         findings.add("ok", name, "the program starts a master of its own")
         return None
-    if "," in value:
-        parts = [check_master(findings, name, each.strip()) for each in value.split(",")]
-        return None if None in parts else value
+    parts = [check_address(findings, name, each.strip()) for each in value.split(",")]
+    return None if None in parts else value
+
+
+def check_address(findings: Findings, name: str, value: Any) -> str | None:
+    """Check the address of one server of calls; return it if it may be right."""
+    if not isinstance(value, str):
+        findings.add("error", name, f"is {value!r}, not an address", _EXAMPLE)
+        return None
     found = _ADDRESS.fullmatch(value)
     if not found or not 0 < int(found[2]) < 1 << 16:
         is_host = re.fullmatch(r"[^\s:/]+", value) is not None
@@ -61,6 +82,19 @@ def check_master(findings: Findings, name: str, value: Any) -> str | None:
             "warning", name, text, "The master listens on 50051 unless --rpc_port says so."
         )
     return value
+
+
+def _check_lease_service(findings: Findings, name: str, kind: str, value: str) -> str | None:
+    """Check the address of a service that names the leader of several masters."""
+    place = value.partition("://")[2]
+    pattern, example = _LEASE_SERVICES[kind]
+    parts = re.split("[;,]", place) if kind == "etcd" else [place]
+    if value.startswith(f"{kind}://") and all(map(pattern.fullmatch, parts)):
+        return value
+    # A password may stand in the address of Redis.
+    shown = f"begins with {kind}:// and is no such address" if "@" in place else f"is {value!r}"
+    findings.add("error", name, shown, f"Write {example}.")
+    return None
 
 
 def check_metadata(findings: Findings, name: str, value: Any) -> str | None:
@@ -104,7 +138,7 @@ def check_local_hostname(findings: Findings, name: str, value: Any, master: str 
         findings.add("error", name, f"the name {host} is not known here: {error.strerror}", remedy)
         return
     if all(ipaddress.ip_address(each).is_loopback for each in found):
-        if master is not None and not is_loopback(host_of(master)):
+        if master is not None and not _is_here(master):
             text = f"is {host}: other hosts cannot read what this process lends"
             findings.add("warning", name, text, "Write the address of this host.")
         return
@@ -113,6 +147,11 @@ def check_local_hostname(findings: Findings, name: str, value: Any, master: str 
         findings.add("error", name, text, "Each host has its own file with its own address.")
         return
     findings.add("ok", name, f"{host} is an address of this host")
+
+
+def _is_here(master: str) -> bool:
+    """Return whether all masters that are named listen on the loopback network."""
+    return all(is_loopback(host_of(each.strip())) for each in master.split(","))
 
 
 def is_loopback(host: str) -> bool:

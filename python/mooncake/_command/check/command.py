@@ -20,8 +20,9 @@ from mooncake._command.check.engines import (
     engine_of,
     parsed,
 )
-from mooncake._command.check.findings import Findings
+from mooncake._command.check.findings import Findings, Level
 from mooncake._command.check.store_settings import Target
+from mooncake._command.masters import find, is_locator, remedy_of
 from mooncake._command.output import described, print_json
 from mooncake._command.parser import add_json
 from mooncake._units import format_bytes
@@ -155,22 +156,51 @@ def _ask_daemon(findings: Findings, address: str) -> None:
 
 def _ask_master(findings: Findings, target: Target) -> None:
     name, master = "master_server_address", target.master or ""
-    config = mooncake.StoreConfig(tenant=target.tenant)
+    config = mooncake.StoreConfig(tenant=target.tenant, rpc_timeout_s=_TIMEOUT_S)
     try:
         with mooncake.Store(master, config) as store:
-            segments = store.segments()
+            segments, address = store.segments(), store.master_address
     except (MooncakeError, OSError, ValueError) as error:
-        remedy = getattr(error, "remedy", "") or ""
-        findings.add("error", name, described(error), remedy)
+        findings.add("error", name, described(error), remedy_of(error, master))
         return
     size = sum(segment.capacity_bytes for segment in segments)
     used = sum(segment.used_bytes for segment in segments)
-    findings.add("ok", name, f"the master at {master} answers")
+    findings.add("ok", name, f"the master at {address} answers")
+    _ask_masters(findings, name, master)
     if segments:
         text = f"the pool has {format_bytes(size)}, of which {format_bytes(used)} are in use"
         findings.add("ok", "", text)
     elif target.settings is None or not target.settings.get("global_segment_size", 1):
         findings.add("warning", "", "no process lends memory to the pool: puts fail")
+
+
+def _ask_masters(findings: Findings, name: str, place: str) -> None:
+    """Ask each of several masters: who leads, and whether another could take over."""
+    cluster = find([place])
+    if not cluster.is_elected:
+        alone = [each.address for each in cluster.masters if each.seen is not None]
+        if len(alone) > 1:
+            text = f"{' and '.join(alone)} run without --enable_ha: each has a pool of its own"
+            remedy = "Name one of them, or start them with --enable_ha."
+            findings.add("error", name, text, remedy)
+        elif is_locator(place) or "," in place:
+            text = f"the master at {', '.join(alone)} runs without --enable_ha: none takes over"
+            findings.add("note", name, text)
+        return
+    leader = cluster.leader
+    if leader is not None:
+        findings.add("ok", name, f"{leader.address} leads, view {leader.get('view_version')}")
+    for address, row in cluster.followers.items():
+        if row["is_in_sync"]:
+            findings.add("ok", name, f"the standby {address} is in sync")
+    if not is_locator(place) and "," not in place and len(cluster.masters) > 1:
+        named = ",".join(sorted(each.address for each in cluster.masters))
+        text = f"names one of {len(cluster.masters)} masters: no pool is found when another leads"
+        backend = next(each.get("backend") for each in cluster.masters if each.is_elected)
+        findings.add("warning", name, text, f"Write {backend}, or {named}.")
+    for problem in cluster.problems():
+        level: Level = "error" if problem.is_outage else "warning"
+        findings.add(level, name, problem.text, problem.remedy)
 
 
 def _try(findings: Findings, target: Target) -> None:

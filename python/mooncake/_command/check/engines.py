@@ -17,8 +17,10 @@ from mooncake._command.check.store_settings import (
     Target,
     check_protocol,
     check_store,
+    truth,
 )
 from mooncake._command.check.yaml_subset import load_yaml
+from mooncake._command.masters import is_locator
 
 __all__ = [
     "ENGINES",
@@ -115,7 +117,23 @@ def check_mapping(findings: Findings, settings: dict[str, Any], engine: str) -> 
     required: tuple[str, ...] = ("metadata_server", "master_server_address")
     if engine == "sglang":
         required = ("master_server_address",)
-    return check_store(findings, settings, _NAMES[engine], _OWN[engine], required)
+    target = check_store(findings, settings, _NAMES[engine], _OWN[engine], required)
+    if engine == "sglang" and truth(findings, settings, "check_server"):
+        _check_server_of_sglang(findings, "check_server", target.master)
+    return target
+
+
+def _check_server_of_sglang(findings: Findings, name: str, master: str | None) -> None:
+    """Check an option with which SGLang waits for an admin port before it joins."""
+    if master is None:
+        return
+    asked = master.partition(":")[0]
+    if is_locator(master):
+        text = f"is on: SGLang asks the admin port of a host named {asked}, not that of the leader"
+        findings.add("error", name, text, "Write false.")
+    elif "," in master:
+        text = f"is on: SGLang asks {asked} alone, and waits while another master leads"
+        findings.add("warning", name, text, "Write false.")
 
 
 _NAMES = {
@@ -150,6 +168,9 @@ def check_environment(findings: Findings) -> Target:
             findings.add("error", each.source, each.invalid)
     own = Findings()
     target = check_store(own, given, "SGLang", required=("master_server_address",))
+    option = "MOONCAKE_CHECK_SERVER"
+    if truth(own, {option: os.environ.get(option, False)}, option):
+        _check_server_of_sglang(own, option, target.master)
     for row in own.rows:
         findings.add(row.level, _VARIABLES.get(row.field, row.field), row.text, row.remedy)
     return target

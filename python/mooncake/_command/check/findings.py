@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal
 
-__all__ = ["Finding", "Findings", "nearest"]
+__all__ = ["Finding", "Findings", "Level", "nearest"]
 
 Level = Literal["ok", "note", "warning", "error"]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from mooncake._command.check.addresses import (
+    check_address,
     check_local_hostname,
     check_master,
     check_metadata,
@@ -18,7 +19,7 @@ from mooncake._runtime import _native
 from mooncake._units import format_bytes, parse_size
 from mooncake.mooncake_config import _FALSE, _TRUE, MooncakeConfig
 
-__all__ = ["STORE_FIELDS", "Target", "check_protocol", "check_store"]
+__all__ = ["STORE_FIELDS", "Target", "check_protocol", "check_store", "truth"]
 
 STORE_FIELDS = frozenset(field.name for field in fields(MooncakeConfig))
 _DAEMON_FIELDS = frozenset({"standalone_storage", "client_server_address"})
@@ -68,7 +69,7 @@ def check_store(
     """
     findings.unknown(settings, STORE_FIELDS | _DAEMON_FIELDS | own, program)
     target = Target()
-    is_standalone = _truth(findings, settings, "standalone_storage")
+    is_standalone = truth(findings, settings, "standalone_storage")
     for name in required:
         if name not in settings and not (is_standalone and name == "master_server_address"):
             remedy = "P2PHANDSHAKE needs no server." if name == "metadata_server" else ""
@@ -88,8 +89,8 @@ def check_store(
         if settings.get(name) is not None:
             _check_size(findings, name, settings[name], may_be_zero=name != _SIZES[0])
     check_protocol(findings, "protocol", settings.get("protocol"), settings.get("device_name"))
-    _truth(findings, settings, "enable_ssd_offload")
-    _truth(findings, settings, "enable_client_http_server")
+    truth(findings, settings, "enable_ssd_offload")
+    truth(findings, settings, "enable_client_http_server")
     if findings.of_type(settings, "tenant_id", str, "a name") and settings["tenant_id"]:
         target.tenant = settings["tenant_id"]
     if not any(row.level == "error" for row in findings.rows):
@@ -178,7 +179,8 @@ def _check_size(findings: Findings, name: str, value: Any, *, may_be_zero: bool)
     findings.add("ok", name, format_bytes(size))
 
 
-def _truth(findings: Findings, settings: dict[str, Any], name: str) -> bool:
+def truth(findings: Findings, settings: dict[str, Any], name: str) -> bool:
+    """Return a setting that is true or false; adds a result if it is neither."""
     value = settings.get(name, False)
     if isinstance(value, str):
         if value.strip().lower() not in _TRUE + _FALSE:
@@ -199,7 +201,7 @@ def _daemon(findings: Findings, settings: dict[str, Any]) -> str | None:
         )
         return None
     quiet = Findings()
-    address = check_master(quiet, name, settings[name])
+    address = check_address(quiet, name, settings[name])
     for row in quiet.rows:
         if row.level == "error":
             findings.add("error", name, row.text, 'Write HOST:PORT, as "127.0.0.1:50052".')
