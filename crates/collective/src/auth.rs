@@ -66,3 +66,48 @@ fn exchange(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{net::TcpListener, thread};
+
+    use mooncake_base::{Clock, SystemClock};
+
+    use super::*;
+
+    /// Plays the peer of an exchange byte by byte, with the proof of this token. Returns what the
+    /// exchange makes of it.
+    fn exchanged(own: Option<&Token>, of_peer: Option<&Token>) -> io::Result<()> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        let deadline = SystemClock.now() + std::time::Duration::from_secs(30);
+        thread::scope(|scope| {
+            let outcome = scope.spawn(move || accept(&stream, deadline, own));
+            peer.write_all(&[&b"MOONPG02"[..], &[2; 32]].concat()).unwrap();
+            let mut first = [0; 40];
+            peer.read_exact(&mut first).unwrap();
+            let (magic, nonce) = first.split_at(8);
+            assert_eq!(magic, b"MOONPG02");
+            let mut proof = [0; 32];
+            peer.read_exact(&mut proof).unwrap();
+            let wanted = |token: &Token| token.proof(&[nonce, &[2; 32], b"accept"]);
+            assert_eq!(proof, own.map_or([0; 32], wanted));
+            let shown = |token: &Token| token.proof(&[&[2; 32], nonce, b"dial"]);
+            peer.write_all(&of_peer.map_or([0; 32], shown)).unwrap();
+            outcome.join().unwrap()
+        })
+    }
+
+    #[test]
+    fn only_a_peer_with_the_same_token_is_accepted() {
+        let (token, other) =
+            (Token::new("a long secret").unwrap(), Token::new("another secret").unwrap());
+        let sides = [None, Some(&token), Some(&other)];
+        for (own, of_peer) in sides.iter().flat_map(|own| sides.map(|of_peer| (*own, of_peer))) {
+            let outcome = exchanged(own, of_peer).map_err(|error| error.kind());
+            let wanted = if own == of_peer { Ok(()) } else { Err(io::ErrorKind::PermissionDenied) };
+            assert_eq!(outcome, wanted, "{own:?} {of_peer:?}");
+        }
+    }
+}

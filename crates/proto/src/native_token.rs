@@ -159,6 +159,10 @@ mod tests {
         Token::new(secret).unwrap()
     }
 
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
     fn full_greeting() -> ServerGreeting {
         ServerGreeting {
             version: native_frame::VERSION,
@@ -177,6 +181,21 @@ mod tests {
         let mut greeting = full_greeting();
         at_master.seal(&ours, &mut greeting);
         at_client.check(&ours, &greeting).unwrap();
+    }
+
+    #[test]
+    fn proofs_are_those_of_the_protocol() {
+        let exchange = Exchange { master: [1; 32], client: [2; 32] };
+        let of =
+            |side, content: &[u8]| hex(&exchange.proof(&token("a long secret"), side, content));
+        assert_eq!(
+            of(Side::Client, &[]),
+            "3047e9d45d3d4b093cb1718ef672d7607b994c9c4f5b405d3ad1afb8527edbda"
+        );
+        assert_eq!(
+            of(Side::Master, &content(&full_greeting())),
+            "04d2dfa26fee434c0189c81cdb7a63c5dbf4589bad4c95cdd0bfef3c44cbfd13"
+        );
     }
 
     #[test]

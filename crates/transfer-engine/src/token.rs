@@ -88,6 +88,27 @@ mod tests {
     }
 
     #[test]
+    fn proofs_are_those_of_the_protocol() {
+        let token = Token::new("a long secret").unwrap();
+        let hex = |bytes: Proof| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let tcp = exchange();
+        assert_eq!(
+            hex(tcp.proof(&token, HandshakeSide::Caller)),
+            "1f7dea7c5d0d2d34e9e0b5b5586d358ba80f2ad84bb4b1d493465754d411d189"
+        );
+        let shm = Exchange { channel: Channel::Shm, ..tcp };
+        assert_eq!(
+            hex(shm.seal(&token, HandshakeSide::Owner, b"content")),
+            "87e3a8e47e2bd8cb993d80eed6a7a64ed175237c665225e167c5f39842cb069f"
+        );
+        let handshake = Exchange { channel: Channel::Handshake, owner: 0, ..tcp };
+        assert_eq!(
+            hex(handshake.seal(&token, HandshakeSide::Caller, b"content")),
+            "f9c0eb692920ae09bbe1916b33857d61cbd79e52d61839892822f6f4417ec374"
+        );
+    }
+
+    #[test]
     fn proof_is_bound_to_secret_side_channel_engine_and_nonces() {
         let token = Token::new("a long secret").unwrap();
         let (good, side) = (exchange(), HandshakeSide::Caller);
