@@ -1,9 +1,10 @@
 //! A secret that processes share, and the keyed hashes by which they prove that they know it.
 //!
 //! The secret itself is never sent. A side proves it by HMAC-SHA256 of what both sides know about
-//! one connection: random bytes of each, and who speaks to whom. What exactly is hashed, and in
-//! which order the sides prove it, is the matter of each protocol: engines do it in
-//! `mooncake-transfer-engine`, clients and the master in `mooncake-proto`.
+//! one connection: random bytes of each, and who speaks. [`Exchange`] says what is hashed. In which
+//! order the sides prove it is the matter of each protocol: engines do it in
+//! `mooncake-transfer-engine`, clients and the master in `mooncake-proto`. The ranks of a process
+//! group have a hash of their own, in `mooncake-collective`.
 
 use std::{fmt, sync::Arc};
 
@@ -30,6 +31,30 @@ pub type Nonce = [u8; NONCE_BYTES];
 
 /// A keyed hash.
 pub type Proof = [u8; PROOF_BYTES];
+
+/// The side of a connection that proves something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Prover {
+    /// The side that connects.
+    Caller = 1,
+    /// The side that is connected to.
+    Callee = 2,
+}
+
+/// The proofs of one connection. Each covers the name of the protocol, the side that speaks, and
+/// random bytes of both sides, so that it is of no use on another connection or in the other
+/// direction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exchange {
+    /// Keeps the hashes of a protocol apart from others with the same secret.
+    pub protocol: &'static [u8],
+    /// What else is covered; of the same length in all exchanges of a protocol.
+    pub scope: Vec<u8>,
+    /// The random bytes of the side that is connected to.
+    pub callee: Nonce,
+    /// The random bytes of the side that connects.
+    pub caller: Nonce,
+}
 
 /// A shared secret. Its text appears neither in messages nor in logs.
 #[derive(Clone)]
@@ -70,7 +95,7 @@ impl Token {
     /// differs by key, and does not show the token.
     pub fn metadata_owner(&self, key: &str) -> String {
         let proof = self.proof(&[b"metadata entry ", key.as_bytes()]);
-        proof.iter().map(|byte| format!("{byte:02x}")).collect()
+        hex(&proof)
     }
 
     fn hash(&self, parts: &[&[u8]]) -> Hmac<Sha256> {
@@ -96,6 +121,33 @@ impl fmt::Debug for Token {
     }
 }
 
+impl Exchange {
+    /// Returns the proof of one side, which also covers a message.
+    pub fn proof(&self, token: &Token, prover: Prover, message: &[u8]) -> Proof {
+        token.proof(&self.parts(&[prover as u8], message))
+    }
+
+    /// Returns whether this is the proof of one side for a message, in constant time.
+    pub fn is_proven(&self, token: &Token, prover: Prover, message: &[u8], proof: &Proof) -> bool {
+        token.verify(&self.parts(&[prover as u8], message), proof)
+    }
+
+    /// Checks the caller's proof without a message. Returns the callee's own.
+    pub fn answer(&self, token: &Token, proof: &Proof) -> Option<Proof> {
+        let is_proven = self.is_proven(token, Prover::Caller, &[], proof);
+        is_proven.then(|| self.proof(token, Prover::Callee, &[]))
+    }
+
+    fn parts<'a>(&'a self, prover: &'a [u8; 1], message: &'a [u8]) -> [&'a [u8]; 6] {
+        [self.protocol, prover, &self.scope, &self.callee, &self.caller, message]
+    }
+}
+
+/// Returns bytes as hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Returns a fresh nonce.
 ///
 /// # Panics
@@ -117,10 +169,51 @@ mod tests {
         let token = Token(key.into());
         let wanted = "82558a389a443c0ea4cc819899f2083a85f0faa3e578f8077a2e3ff46729665b";
         let proof = token.proof(&[&[0xcd; 20], &[0xcd; 30]]);
-        let found: String = proof.iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(found, wanted);
+        assert_eq!(hex(&proof), wanted);
         assert!(token.verify(&[&[0xcd; 50]], &proof));
         assert!(!token.verify(&[&[0xcd; 49]], &proof));
+    }
+
+    #[test]
+    fn proof_is_bound_to_secret_and_all_that_is_hashed() {
+        let token = Token::new("a long secret").unwrap();
+        let exchange = || Exchange {
+            protocol: b"a protocol",
+            scope: vec![7],
+            callee: [1; NONCE_BYTES],
+            caller: [2; NONCE_BYTES],
+        };
+        let (good, side) = (exchange(), Prover::Caller);
+        let proof = good.proof(&token, side, b"a message");
+        assert!(good.is_proven(&token, side, b"a message", &proof));
+        assert!(!good.is_proven(&token, side, b"another message", &proof));
+        assert!(!good.is_proven(&token, Prover::Callee, b"a message", &proof), "reflected");
+        let other = Token::new("a long secreT").unwrap();
+        assert!(!good.is_proven(&other, side, b"a message", &proof));
+        for other in [
+            Exchange { protocol: b"b protocol", ..exchange() },
+            Exchange { scope: vec![8], ..exchange() },
+            Exchange { callee: [3; NONCE_BYTES], ..exchange() },
+            Exchange { caller: [3; NONCE_BYTES], ..exchange() },
+            Exchange { callee: good.caller, caller: good.callee, ..exchange() },
+        ] {
+            assert!(!other.is_proven(&token, side, b"a message", &proof), "{other:?}");
+        }
+        for index in 0..PROOF_BYTES {
+            let mut bad = proof;
+            bad[index] ^= 1;
+            assert!(!good.is_proven(&token, side, b"a message", &bad));
+        }
+    }
+
+    #[test]
+    fn only_a_proven_caller_is_answered() {
+        let token = Token::new("a long secret").unwrap();
+        let (protocol, callee, caller) = (b"a protocol", nonce(), nonce());
+        let exchange = Exchange { protocol, scope: Vec::new(), callee, caller };
+        let answer = exchange.answer(&token, &exchange.proof(&token, Prover::Caller, &[])).unwrap();
+        assert!(exchange.is_proven(&token, Prover::Callee, &[], &answer));
+        assert_eq!(exchange.answer(&token, &answer), None, "the callee's own proof");
     }
 
     #[test]

@@ -18,7 +18,7 @@ use std::{
 use mooncake_base::{
     Clock, Endpoint, SystemClock, Token,
     sync::{Condvar, Mutex},
-    token::{Nonce, PROOF_BYTES, Proof},
+    token::{Nonce, PROOF_BYTES, Proof, hex},
 };
 use mooncake_os::{
     dial::dial,
@@ -374,8 +374,7 @@ impl Mesh {
     /// a secret that it reads there, and nothing if it cannot.
     fn prove_access(&self, stream: &mut TcpStream) -> io::Result<Access> {
         let keyed = |secret: &[u8]| -> Proof {
-            let text: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
-            Token::new(&text).map_or([0; PROOF_BYTES], |key| key.proof(&[b"memory"]))
+            Token::new(&hex(secret)).map_or([0; PROOF_BYTES], |key| key.proof(&[b"memory"]))
         };
         stream.set_read_timeout(Some(DIAL_LIMIT))?;
         let is_same_host = stream.peer_addr()?.ip() == stream.local_addr()?.ip();

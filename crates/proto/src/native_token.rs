@@ -2,14 +2,12 @@
 //!
 //! A master with a token greets with a *challenge*, random bytes that are new for each connection,
 //! and tells nothing else of itself. The client answers with a [`ClientProof`]. Only then the master
-//! names itself and its Unix socket, in a second greeting that carries its own proof. Each proof is a
-//! keyed hash of both sides' random bytes and of the side that speaks; the master's also covers what
-//! its greeting says. A proof is therefore of no use on another connection or in the other direction.
-//! The frames that follow are neither encrypted nor authenticated.
+//! names itself and its Unix socket, in a second greeting that carries its own proof, which also
+//! covers what the greeting says. The frames that follow are neither encrypted nor authenticated.
 
 use mooncake_base::{
     Error, ErrorCode, Result, Token,
-    token::{self, NONCE_BYTES, Nonce, Proof},
+    token::{self, NONCE_BYTES, Nonce, Prover},
 };
 use prost::Message;
 
@@ -27,19 +25,9 @@ pub struct ClientProof {
     pub proof: Vec<u8>,
 }
 
-/// The side that proves something.
-#[derive(Debug, Clone, Copy)]
-enum Side {
-    Client = 1,
-    Master = 2,
-}
-
-/// The random bytes of both sides of one connection.
-#[derive(Debug, Clone, Copy)]
-pub struct Exchange {
-    master: Nonce,
-    client: Nonce,
-}
+/// The proofs of a client, the caller, and a master on one connection.
+#[derive(Debug, Clone)]
+pub struct Exchange(token::Exchange);
 
 /// The challenge of one connection, at the master.
 #[derive(Debug)]
@@ -73,8 +61,8 @@ impl Challenge {
         else {
             return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, "the client's proof is malformed"));
         };
-        let exchange = Exchange { master: self.0, client };
-        if exchange.is_proven(token, Side::Client, &[], &proof) {
+        let exchange = Exchange::new(self.0, client);
+        if exchange.0.is_proven(token, Prover::Caller, &[], &proof) {
             return Ok(exchange);
         }
         let text = "the client has another token than the master; \
@@ -106,14 +94,14 @@ impl Exchange {
                 .with("bytes", greeting.challenge.len())
                 .with("expected", NONCE_BYTES));
         };
-        let exchange = Self { master, client: token::nonce() };
-        let proof = exchange.proof(token, Side::Client, &[]).to_vec();
-        Ok((exchange, ClientProof { nonce: exchange.client.to_vec(), proof }))
+        let exchange = Self::new(master, token::nonce());
+        let (nonce, proof) = (exchange.0.caller, exchange.0.proof(token, Prover::Caller, &[]));
+        Ok((exchange, ClientProof { nonce: nonce.to_vec(), proof: proof.to_vec() }))
     }
 
     /// Adds the master's proof to its second greeting.
     pub fn seal(&self, token: &Token, greeting: &mut ServerGreeting) {
-        greeting.proof = self.proof(token, Side::Master, &content(greeting)).to_vec();
+        greeting.proof = self.0.proof(token, Prover::Callee, &content(greeting)).to_vec();
     }
 
     /// Checks a master's second greeting.
@@ -125,7 +113,7 @@ impl Exchange {
             return Err(refusal.into());
         }
         let is_proven = (greeting.proof[..].try_into())
-            .is_ok_and(|proof| self.is_proven(token, Side::Master, &content(greeting), &proof));
+            .is_ok_and(|proof| self.0.is_proven(token, Prover::Callee, &content(greeting), &proof));
         if is_proven {
             return Ok(());
         }
@@ -133,17 +121,11 @@ impl Exchange {
         Err(Error::new(ErrorCode::ILLEGAL_CLIENT, text))
     }
 
-    fn proof(&self, token: &Token, side: Side, content: &[u8]) -> Proof {
-        token.proof(&[DOMAIN, &[side as u8], &self.master, &self.client, content])
-    }
-
-    fn is_proven(&self, token: &Token, side: Side, content: &[u8], proof: &Proof) -> bool {
-        token.verify(&[DOMAIN, &[side as u8], &self.master, &self.client, content], proof)
+    fn new(master: Nonce, client: Nonce) -> Self {
+        let (callee, caller) = (master, client);
+        Self(token::Exchange { protocol: b"mooncake master 1", scope: Vec::new(), callee, caller })
     }
 }
-
-/// Keeps these hashes apart from others with the same secret.
-const DOMAIN: &[u8] = b"mooncake master 1";
 
 /// The part of a master's second greeting that its proof covers.
 fn content(greeting: &ServerGreeting) -> Vec<u8> {
@@ -157,10 +139,6 @@ mod tests {
 
     fn token(secret: &str) -> Token {
         Token::new(secret).unwrap()
-    }
-
-    fn hex(bytes: &[u8]) -> String {
-        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     fn full_greeting() -> ServerGreeting {
@@ -185,15 +163,16 @@ mod tests {
 
     #[test]
     fn proofs_are_those_of_the_protocol() {
-        let exchange = Exchange { master: [1; 32], client: [2; 32] };
-        let of =
-            |side, content: &[u8]| hex(&exchange.proof(&token("a long secret"), side, content));
+        let Exchange(exchange) = Exchange::new([1; 32], [2; 32]);
+        let of = |side, content: &[u8]| {
+            token::hex(&exchange.proof(&token("a long secret"), side, content))
+        };
         assert_eq!(
-            of(Side::Client, &[]),
+            of(Prover::Caller, &[]),
             "3047e9d45d3d4b093cb1718ef672d7607b994c9c4f5b405d3ad1afb8527edbda"
         );
         assert_eq!(
-            of(Side::Master, &content(&full_greeting())),
+            of(Prover::Callee, &content(&full_greeting())),
             "04d2dfa26fee434c0189c81cdb7a63c5dbf4589bad4c95cdd0bfef3c44cbfd13"
         );
     }
@@ -212,7 +191,7 @@ mod tests {
         assert!(check(token::nonce(), &ours, &proof).is_err(), "said on another connection");
         let reflected = ClientProof {
             nonce: proof.nonce.clone(),
-            proof: exchange.proof(&ours, Side::Master, &[]).to_vec(),
+            proof: exchange.0.proof(&ours, Prover::Callee, &[]).to_vec(),
         };
         assert!(check(challenge.0, &ours, &reflected).is_err(), "the master's own proof");
         for at in 0..proof.proof.len() {

@@ -10,7 +10,7 @@
 //! that memory with its own engine, and gives it back. The bytes count only if the answer to that
 //! says that the memory was still held for the reader.
 
-use mooncake_base::{Error, ErrorCode, Result, Token};
+use mooncake_base::{Error, ErrorCode, Result, Token, token::hex};
 use prost::Message;
 
 use crate::{columns::Column, v1};
@@ -61,8 +61,7 @@ pub fn check_reader_greeting(greeting: &[u8; 12]) -> Result<()> {
 /// master, and no proof of one of them is a proof of the other.
 pub fn token(of_master: &Token) -> Token {
     let proof = of_master.proof(&[b"mooncake records 1"]);
-    let text: String = proof.iter().map(|byte| format!("{byte:02x}")).collect();
-    Token::new(&text).expect("the text of a proof is long enough")
+    Token::new(&hex(&proof)).expect("the text of a proof is long enough")
 }
 
 /// One call; exactly one of the fields is set.

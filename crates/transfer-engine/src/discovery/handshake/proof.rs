@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::codec::{Message, MessageKind};
 use crate::token::{
-    self, Channel, Exchange, HandshakeSide, NONCE_BYTES, Nonce, PROOF_BYTES, Proof, Token,
+    self, Channel, Exchange, NONCE_BYTES, Nonce, PROOF_BYTES, Proof, Prover, Token, hex,
 };
 
 /// Length of the seal before the text of a message.
@@ -56,7 +56,7 @@ pub(crate) fn is_challenge_request(message: &Message) -> bool {
 pub(crate) fn challenge(owner_nonce: &Nonce) -> Message {
     let fields = ProofFields {
         status: Some("success".to_owned()),
-        mooncake_nonce: Some(owner_nonce.iter().map(|byte| format!("{byte:02x}")).collect()),
+        mooncake_nonce: Some(hex(owner_nonce)),
         ..ProofFields::default()
     };
     Message::new(MessageKind::Probe, fields.to_json())
@@ -92,8 +92,8 @@ pub(crate) fn read_refusal(body: &[u8]) -> Option<String> {
 /// Seals a message; also returns the exchange that its answer is verified against.
 pub(super) fn seal(token: &Token, owner_nonce: Nonce, message: &Message) -> (Message, Exchange) {
     let exchange = exchange(owner_nonce, token::nonce());
-    let proof = exchange.seal(token, HandshakeSide::Caller, &content(message));
-    let body = [&exchange.caller_nonce[..], &proof, &message.body].concat();
+    let proof = exchange.proof(token, Prover::Caller, &content(message));
+    let body = [&exchange.caller[..], &proof, &message.body].concat();
     (Message { typed: message.typed, body }, exchange)
 }
 
@@ -107,13 +107,13 @@ pub(crate) fn unseal(
     let (proof, body) = rest.split_first_chunk::<PROOF_BYTES>()?;
     let exchange = exchange(owner_nonce, *caller_nonce);
     let message = Message { typed: message.typed, body: body.to_vec() };
-    let is_proven = exchange.verify_seal(token, HandshakeSide::Caller, &content(&message), proof);
+    let is_proven = exchange.is_proven(token, Prover::Caller, &content(&message), proof);
     is_proven.then_some((message, exchange))
 }
 
 /// Seals the owner's answer.
 pub(super) fn seal_answer(token: &Token, exchange: &Exchange, answer: &Message) -> Message {
-    let proof: Proof = exchange.seal(token, HandshakeSide::Owner, &content(answer));
+    let proof: Proof = exchange.proof(token, Prover::Callee, &content(answer));
     Message { typed: answer.typed, body: [&proof[..], &answer.body].concat() }
 }
 
@@ -129,9 +129,7 @@ pub(super) fn unseal_answer(
     let sealed = answer.body.split_first_chunk::<PROOF_BYTES>();
     let opened = sealed.and_then(|(proof, body)| {
         let answer = Message { typed: answer.typed, body: body.to_vec() };
-        exchange
-            .verify_seal(token, HandshakeSide::Owner, &content(&answer), proof)
-            .then_some(answer)
+        exchange.is_proven(token, Prover::Callee, &content(&answer), proof).then_some(answer)
     });
     opened.ok_or_else(|| denied("the peer has another token"))
 }
@@ -143,8 +141,8 @@ pub(super) fn denied(text: &str) -> Error {
 }
 
 /// The exchange of one connection. The owner's engine id is not known yet.
-const fn exchange(owner_nonce: Nonce, caller_nonce: Nonce) -> Exchange {
-    Exchange { channel: Channel::Handshake, owner: 0, owner_nonce, caller_nonce }
+fn exchange(owner_nonce: Nonce, caller_nonce: Nonce) -> Exchange {
+    token::exchange(Channel::Handshake, 0, owner_nonce, caller_nonce)
 }
 
 /// The part of a message that the hash covers.
@@ -175,8 +173,8 @@ mod tests {
     fn seal_is_bound_to_token_challenge_kind_and_text() {
         let (token, nonce) = (Token::new("a long secret").unwrap(), token::nonce());
         let (sealed, exchange) = seal(&token, nonce, &message());
-        let (opened, owner_nonce) = unseal(&token, nonce, &sealed).unwrap();
-        assert_eq!((opened, owner_nonce.caller_nonce), (message(), exchange.caller_nonce));
+        let opened = unseal(&token, nonce, &sealed).unwrap();
+        assert_eq!(opened, (message(), exchange.clone()));
         assert!(unseal(&Token::new("another secret").unwrap(), nonce, &sealed).is_none());
         assert!(unseal(&token, token::nonce(), &sealed).is_none(), "said on another connection");
         let other = Message { typed: Some(MessageKind::Metadata), ..sealed.clone() };

@@ -25,7 +25,7 @@ use crate::{
     acceptor::{Accepted, Acceptor, OverflowPolicy},
     memory::region::{Region, Regions},
     metrics::{PoolSnapshot, Refusals},
-    token::{self, Channel, Exchange, HandshakeSide, Token},
+    token::{self, Channel, Token},
 };
 
 /// The settings of a data listener.
@@ -165,17 +165,12 @@ async fn serve(accepted: Accepted, shared: Arc<TcpServerShared>) -> io::Result<(
         let read = connection.read(&mut claim, timeout).await;
         read.inspect_err(|_| shared.settings.refusals.count_token_here())?;
         let TokenClaim { nonce: caller_nonce, proof } = TokenClaim::decode(&claim);
-        let exchange =
-            Exchange { channel: Channel::Tcp, owner: engine, owner_nonce: nonce, caller_nonce };
-        let is_proven = exchange.verify(token, HandshakeSide::Caller, &proof);
-        let verdict = if is_proven {
-            Verdict::Accepted(exchange.proof(token, HandshakeSide::Owner))
-        } else {
-            Verdict::Refused
-        };
+        let exchange = token::exchange(Channel::Tcp, engine, nonce, caller_nonce);
+        let answer = exchange.answer(token, &proof);
+        let verdict = answer.map_or(Verdict::Refused, Verdict::Accepted);
         connection.wire.extend_from_slice(&verdict.encode());
         connection.send(timeout).await?;
-        if !is_proven {
+        if answer.is_none() {
             shared.settings.refusals.count_token_here();
             return Err(io::Error::other("the peer does not know the token"));
         }

@@ -5,7 +5,7 @@ use mooncake_base::{Clock, EngineId, Error, ErrorCode, Moment, Result, SystemClo
 use super::attachment::Attachment;
 use crate::{
     discovery::descriptor::SegmentDescriptor,
-    token::{self, Channel, Exchange, HandshakeSide},
+    token::{self, Channel, Prover},
     transport::shm::{
         link::{Link, effective_user},
         message::{Secret, ShmMessage, VERSION},
@@ -123,11 +123,11 @@ fn exchange_tokens(
         (None, _) => return Ok(first),
     };
     let caller_nonce = token::nonce();
-    let exchange = Exchange { channel: Channel::Shm, owner: to.bits(), owner_nonce, caller_nonce };
-    let proof = exchange.proof(token, HandshakeSide::Caller);
+    let exchange = token::exchange(Channel::Shm, to.bits(), owner_nonce, caller_nonce);
+    let proof = exchange.proof(token, Prover::Caller, &[]);
     send(ShmMessage::Answer { nonce: caller_nonce, proof })?;
     match receive()?.0 {
-        ShmMessage::Granted { proof } if exchange.verify(token, HandshakeSide::Owner, &proof) => {
+        ShmMessage::Granted { proof } if exchange.is_proven(token, Prover::Callee, &[], &proof) => {
             receive()
         }
         ShmMessage::Granted { .. } => Err(refused("the peer does not know the token")),

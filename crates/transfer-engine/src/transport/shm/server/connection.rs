@@ -17,7 +17,7 @@ use crate::{
         region::{Backing, Region},
     },
     metrics::Refusals,
-    token::{self, Channel, Exchange, HandshakeSide, Nonce, Proof, Token},
+    token::{self, Channel, Exchange, Nonce, Proof, Token},
     transfer_entry::RemoteRange,
     transport::shm::{
         link::{Link, Received, effective_user},
@@ -144,12 +144,7 @@ impl ServerConnection {
                 self.handle_hello(version, to, lent, auth)
             }
             (Stage::Challenged(owner_nonce), ShmMessage::Answer { nonce, proof }) => {
-                let exchange = Exchange {
-                    channel: Channel::Shm,
-                    owner: lent.id.bits(),
-                    owner_nonce: *owner_nonce,
-                    caller_nonce: nonce,
-                };
+                let exchange = token::exchange(Channel::Shm, lent.id.bits(), *owner_nonce, nonce);
                 self.check_proof(&exchange, &proof, auth)
             }
             (Stage::Probing(offer), ShmMessage::Proof { shared, process }) => {
@@ -208,14 +203,12 @@ impl ServerConnection {
 
     /// Checks the proof that the peer knows the token.
     fn check_proof(&mut self, exchange: &Exchange, proof: &Proof, auth: &AuthPolicy) -> Option<()> {
-        let token = auth.token.as_ref()?;
-        if !exchange.verify(token, HandshakeSide::Caller, proof) {
+        let Some(proof) = exchange.answer(auth.token.as_ref()?, proof) else {
             auth.refusals.count_token_here();
             // The peer learns the reason if it still reads.
             let _ = self.link.send(ShmMessage::Denied, None);
             return None;
-        }
-        let proof = exchange.proof(token, HandshakeSide::Owner);
+        };
         self.link.send(ShmMessage::Granted { proof }, None).ok()?;
         self.send_offer()
     }

@@ -21,7 +21,7 @@ use socket2::SockRef;
 use super::{TcpSettings, connection::DataConnection};
 use crate::{
     metrics::PoolSnapshot,
-    token::{self, Channel, Exchange, HandshakeSide, NONCE_BYTES},
+    token::{self, Channel, NONCE_BYTES, Prover},
     transport::{
         TimeLimits,
         tcp::{
@@ -289,15 +289,14 @@ impl ConnectionPool {
         let mut owner_nonce = [0; NONCE_BYTES];
         connection.read(&mut owner_nonce, deadline.into()).map_err(failed)?;
         let caller_nonce = token::nonce();
-        let exchange =
-            Exchange { channel: Channel::Tcp, owner: theirs.engine, owner_nonce, caller_nonce };
-        let claim =
-            TokenClaim { nonce: caller_nonce, proof: exchange.proof(token, HandshakeSide::Caller) };
+        let exchange = token::exchange(Channel::Tcp, theirs.engine, owner_nonce, caller_nonce);
+        let proof = exchange.proof(token, Prover::Caller, &[]);
+        let claim = TokenClaim { nonce: caller_nonce, proof };
         connection.send_bytes(&claim.encode(), deadline).map_err(failed)?;
         let mut verdict = [0; VERDICT_BYTES];
         connection.read(&mut verdict, deadline.into()).map_err(failed)?;
         match Verdict::decode(&verdict).map_err(|bad| failed(bad.into()))? {
-            Verdict::Accepted(proof) if exchange.verify(token, HandshakeSide::Owner, &proof) => {
+            Verdict::Accepted(proof) if exchange.is_proven(token, Prover::Callee, &[], &proof) => {
                 Ok(())
             }
             Verdict::Accepted(_) => refused("the peer does not know the token"),

@@ -12,7 +12,7 @@ use mooncake_base::{ErrorKind, Result};
 use super::support::{Memory, Owner, WireProtocol, moved, soon};
 use crate::{
     metrics::{RefusalSnapshot, Refusals},
-    token::Token,
+    token::{Channel, Prover, Token, exchange},
     transfer_entry::Opcode,
     transport::{
         Path, Transport,
@@ -131,14 +131,8 @@ fn replayed_claims_are_refused() {
     let mut first = TcpStream::connect(owner.server.address()).unwrap();
     let owner_nonce = greet(&mut first);
     let (caller_nonce, owner_id) = ([9; 32], owner.engine.bits());
-    let exchange = crate::token::Exchange {
-        channel: crate::token::Channel::Tcp,
-        owner: owner_id,
-        owner_nonce,
-        caller_nonce,
-    };
-    let proof =
-        exchange.proof(&token("correct horse").unwrap(), crate::token::HandshakeSide::Caller);
+    let exchange = exchange(Channel::Tcp, owner_id, owner_nonce, caller_nonce);
+    let proof = exchange.proof(&token("correct horse").unwrap(), Prover::Caller, &[]);
     let claim = [caller_nonce, proof].concat();
     assert_eq!(claim.len(), CLAIM_BYTES);
     assert!(matches!(verdict(&mut first, &claim), Verdict::Accepted(_)));
