@@ -15,6 +15,9 @@ has() { command -v "$1" >/dev/null; }
 miss() { missing+=("$1"); [ "${CI:-}" != true ] || is_failed=true; }
 
 if has systemd-analyze; then
+  addition=mooncake-master.service.d/several-masters.conf
+  mkdir "$work/${addition%/*}"
+  sed -E 's#^ExecStop=-\S+#ExecStop=-/bin/true#' "deploy/systemd/${addition##*/}" >"$work/$addition"
   for unit in deploy/systemd/*.service; do
     # The programs are not installed here: only the unit is checked.
     sed -E 's#^ExecStart=\S+#ExecStart=/bin/true#' "$unit" >"$work/${unit##*/}"

@@ -145,10 +145,11 @@ def test_alert_rules_evaluate(prometheus: Prometheus) -> None:
         return all(rule["health"] != "unknown" for rule in rules())
 
     assert wait_for(are_evaluated)
-    assert len(rules()) == 9
+    assert len(rules()) == 13
     assert {rule["health"] for rule in rules()} == {"ok"}
     alerts = {rule["name"]: rule["state"] for rule in rules()}
     assert alerts["MooncakeMasterDown"] == alerts["MooncakeDaemonDown"] == "inactive"
+    assert alerts["MooncakeNoLeader"] == alerts["MooncakeNoStandbyInSync"] == "inactive"
 
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])

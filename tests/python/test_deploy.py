@@ -11,14 +11,17 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from conftest import start_master
+from conftest import HA_FLAGS, start_master
 
 import mooncake
+from mooncake._command.ha import handover
+from mooncake._command.main import _parser
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 PROGRAMS = {"mooncake_master": "mooncake.cli", "mooncake_client": "mooncake.cli_client"}
 # Functions, keywords and labels of PromQL in our queries, and a series of Prometheus itself.
 PROMQL = {"rate", "increase", "sum", "by", "histogram_quantile", "up"}
+PROMQL |= {"max", "and"}
 PROMQL |= {"job", "call", "le", "direction", "reason", "or", "vector"}
 
 
@@ -48,7 +51,10 @@ def test_queries_ask_for_metrics_of_a_master(tmp_path):
             text = answer.read().decode() + store.metrics_text()
     master.stop()
     exported = set(re.findall(r"^([a-z_]+)(?:\{| )", text, re.MULTILINE))
-    wanted = {name for query in queries() for name in metrics_of(query)}
+    # Masters with --enable_ha have these: test_several_masters.py.
+    wanted = {
+        name for query in queries() for name in metrics_of(query) if not name.startswith("ha_")
+    }
     assert len(wanted) > 10
     assert wanted <= exported, wanted - exported
 
@@ -73,7 +79,36 @@ def test_flags_exist(program):
         )
         used |= {flag for each in commands for flag in re.findall(r"--([a-z_]+)=", each)}
     assert len(used) >= 3
-    assert used <= known, used - known
+    assert used <= known | HA_FLAGS, used - known
+
+
+def test_stopped_masters_hand_over():
+    several = DEPLOY / "kubernetes/overlays/several-masters/masters.yaml"
+    stopped = re.findall(
+        r"preStop:\s+exec:\s+command: \[mooncake, (.*)\]", several.read_text(encoding="utf-8")
+    )
+    unit = (DEPLOY / "systemd/several-masters.conf").read_text(encoding="utf-8")
+    # Without a standby the unit is stopped all the same.
+    stopped += re.findall(r"^ExecStop=-/opt/mooncake/bin/mooncake (.*)$", unit, re.MULTILINE)
+    assert len(stopped) == 2
+    for words in stopped:
+        options = _parser().parse_args(re.findall(r"[^\s,\"]+", words))
+        assert (options.run, options.if_leader) == (handover, True)
+        assert options.admins == ["127.0.0.1:9003"], "the port of unit and base"
+
+
+def test_clients_of_several_masters_name_each():
+    folder = DEPLOY / "kubernetes/overlays/several-masters"
+    replicas = re.search(r"replicas: (\d+)", (folder / "masters.yaml").read_text(encoding="utf-8"))
+    text = (folder / "kustomization.yaml").read_text(encoding="utf-8")
+    listed = re.search(r"--master_server_address=(\S+)", text)
+    assert replicas is not None
+    assert listed is not None
+    names = [address.partition(".")[0] for address in listed[1].split(",")]
+    assert names == [f"mooncake-master-{index}" for index in range(int(replicas[1]))]
+    suffixes = {address.partition(".")[2] for address in listed[1].split(",")}
+    assert f"--advertise_address=$(POD_NAME).{suffixes.pop()}" in text
+    assert suffixes == set()
 
 
 def test_each_container_has_probes_of_its_own_ports():
@@ -115,7 +150,8 @@ def test_each_scraped_job_has_an_alert_and_each_sign_of_held_memory():
     for job in re.findall(r"job_name: (\S+)", scrape):
         assert f'up{{job="{job}"}} == 0' in alerts
     tested = (DEPLOY / "prometheus/alerts-test.yml").read_text(encoding="utf-8")
-    for alert in ("DaemonDown", "FreedMemoryAwaitsSync", "FreedMemoryIsFenced"):
+    several = ("NoLeader", "NoStandbyInSync", "StandbyLags", "LeaseServiceFails")
+    for alert in ("DaemonDown", "FreedMemoryAwaitsSync", "FreedMemoryIsFenced", *several):
         assert f"alert: Mooncake{alert}\n" in alerts
         assert f"alertname: Mooncake{alert}\n" in tested
 
