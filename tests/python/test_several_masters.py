@@ -1,0 +1,168 @@
+"""What operators see of two real masters, of which etcd elects one."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from conftest import HA_FLAGS, MIB, start_master
+from metadata_servers import free_ports, running_etcd
+from test_deploy import metrics_of, queries
+
+import mooncake
+from mooncake._command.main import main
+
+if TYPE_CHECKING:
+    from conftest import MasterProcess
+
+DEADLINE_S = 60
+
+
+@dataclass
+class Cluster:
+    """Two masters, and the address by which clients find the leader."""
+
+    place: str
+    masters: list[MasterProcess]
+    help: str
+
+    @property
+    def admins(self) -> list[str]:
+        return [master.admin.removeprefix("http://") for master in self.masters]
+
+    @property
+    def words(self) -> list[str]:
+        """The admin ports as options: both masters are on one host."""
+        return [word for admin in self.admins for word in ("--admin", admin)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two masters with a state directory each, and a process that lends memory."""
+    command = [sys.executable, "-m", "mooncake.cli", "--help"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True).stdout
+    about = told.partition("--enable_ha ")[2].partition("\n  --")[0]
+    if "no effect" in about or "Refused" in about:
+        pytest.skip("needs a mooncake_master that takes --enable_ha")
+    folder = tmp_path_factory.mktemp("masters")
+    with ExitStack() as stack:
+        etcd = stack.enter_context(running_etcd(folder))
+        cluster = Cluster(f"etcd://{etcd}", [], told)
+        for port in free_ports():
+            flags = ["--enable_ha=true", f"--etcd_endpoints={etcd}", "--ha_lease_ttl=2s"]
+            flags += [f"--rpc_port={port}", f"--advertise_address=127.0.0.1:{port}"]
+            master = start_master(*flags, f"--state_dir={folder / str(port)}")
+            stack.callback(master.stop)
+            cluster.masters.append(master)
+        config = mooncake.StoreConfig(segment_bytes=64 * MIB)
+        store = stack.enter_context(mooncake.Store(cluster.place, config))
+        assert store.put("key", b"value")
+        yield cluster
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs the command; returns its code, output and errors."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        code = main(words)
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return run
+
+
+def status_in_sync(run: Any, cluster: Cluster) -> dict[str, Any]:
+    """Returns what `ha status` shows once a standby is in sync."""
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        code, shown, errors = run("ha", "status", cluster.place, *cluster.words, "--json")
+        if code == 0:
+            seen: dict[str, Any] = json.loads(shown)
+            return seen
+        assert time.monotonic() < deadline, shown + errors
+        time.sleep(0.1)
+
+
+def standby_of(cluster: Cluster, seen: dict[str, Any]) -> str:
+    """Returns the admin port of the master that does not lead."""
+    return next(row["admin"] for row in seen["masters"] if row["address"] != seen["leader"])
+
+
+def test_options_of_elected_masters_exist(cluster: Cluster) -> None:
+    assert set(re.findall(r"--([a-z_]+)", cluster.help)) >= HA_FLAGS
+
+
+def test_status_stat_and_check_name_the_leader(run: Any, cluster: Cluster) -> None:
+    seen = status_in_sync(run, cluster)
+    assert {row["seen"]["role"] for row in seen["masters"]} == {"leader", "standby"}
+    assert seen["view_version"] is not None
+    code, shown, _ = run("stat", "--master", cluster.place)
+    assert code == 0
+    assert f"leader    {seen['leader']}, view {seen['view_version']}" in shown
+    assert re.search(r"^standby   \S+  in sync", shown, re.MULTILINE)
+    settings = {"master_server_address": cluster.place, "metadata_server": "P2PHANDSHAKE"}
+    code, shown, _ = run("check", json.dumps(settings))
+    assert code == 0
+    assert f"{seen['leader']} leads" in shown
+
+
+def test_alerts_ask_for_metrics_of_elected_masters(run: Any, cluster: Cluster) -> None:
+    status_in_sync(run, cluster)
+    exported = set()
+    for admin in cluster.admins:
+        with urllib.request.urlopen(f"http://{admin}/metrics", timeout=20) as answer:
+            exported |= set(re.findall(r"^([a-z_]+)(?:\{| )", answer.read().decode(), re.M))
+    wanted = {name for query in queries() for name in metrics_of(query) if name.startswith("ha_")}
+    assert len(wanted) > 3
+    assert wanted <= exported
+
+
+def test_standby_answers_for_itself_alone(run: Any, cluster: Cluster) -> None:
+    standby = standby_of(cluster, status_in_sync(run, cluster))
+    with urllib.request.urlopen(f"http://{standby}/role", timeout=20) as answer:
+        assert answer.read() == b"standby"
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"http://{standby}/get_all_segments", timeout=20)
+    assert refused.value.code == 503
+    assert json.loads(refused.value.read())["error_code"] == -1011
+    code, _, errors = run("top", "--once", "--admin", standby)
+    assert code == 1
+    assert "does not lead" in errors
+
+
+def test_handover_keeps_the_objects(run: Any, cluster: Cluster) -> None:
+    before = status_in_sync(run, cluster)
+    code, shown, errors = run("handover", cluster.place, "--json")
+    assert code == 0, errors
+    told = json.loads(shown)
+    assert told["former_leader_address"] == before["leader"] != told["leader_address"]
+    assert told["view_version"] > before["view_version"]
+    after = status_in_sync(run, cluster)
+    assert (after["leader"], after["view_version"]) == (
+        told["leader_address"],
+        told["view_version"],
+    )
+    with mooncake.Store(cluster.place) as store:
+        assert store.get("key") == b"value"
+    code, shown, _ = run("handover", "--if-leader", "--admin", standby_of(cluster, after))
+    assert code == 0
+    assert "nothing to hand over" in shown
+
+
+def test_promotable_masters_are_told_by_exit_code(run: Any, cluster: Cluster) -> None:
+    status_in_sync(run, cluster)
+    for admin in [*cluster.admins, "127.0.0.1:1"]:
+        command = [sys.executable, "-m", "mooncake.cli", "--check_promotable", admin]
+        done = subprocess.run(command, capture_output=True, timeout=50, check=False)
+        assert done.returncode == int(admin not in cluster.admins), done.stderr
