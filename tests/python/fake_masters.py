@@ -30,8 +30,9 @@ class Masters:
         more: Further pages of the leader, by path.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, hosts: str = "127.0.0.", first: int = 1) -> None:
         self.count = count
+        self.hosts, self.first = hosts, first
         self.leader: int | None = 0
         self.view = 7
         self.in_sync = set(range(count))
@@ -46,7 +47,7 @@ class Masters:
         self.asked: list[tuple[int, str, str]] = []
 
     def address(self, index: int) -> str:
-        return f"127.0.0.{index + 1}:{self.rpc_port}"
+        return f"{self.hosts}{self.first + index}:{self.rpc_port}"
 
     def admin(self, index: int) -> str:
         return f"127.0.0.{index + 1}:{self.port}"

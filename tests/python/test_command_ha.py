@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fake_masters
@@ -12,7 +14,9 @@ import pytest
 from fake_masters import Masters
 
 from mooncake._command import admin, pool
+from mooncake._command.ha import print_cluster
 from mooncake._command.main import main
+from mooncake._command.masters import Cluster, Master
 
 if TYPE_CHECKING:
     from conftest import MasterProcess
@@ -61,6 +65,16 @@ def test_status_finds_every_master_from_one(run: Any, masters: Masters, asked: i
         masters.address(1): ["standby", "standby", "yes", "0", "3", "ms", "ago", "yes"],
         masters.address(2): ["standby", "standby", "yes", "0", "3", "ms", "ago", "yes"],
     }
+
+
+def test_guide_shows_what_status_prints(capsys: pytest.CaptureFixture[str]):
+    guide = Path(__file__).resolve().parents[2] / "docs/guide/several-masters.md"
+    text = re.sub("^ +", "", guide.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    masters = Masters(2, hosts="10.0.0.", first=4)
+    backend = {"backend": "etcd://10.0.0.1:2379;10.0.0.2:2379;10.0.0.3:2379"}
+    found = [Master(masters.address(each), "", masters.seen(each) | backend) for each in range(2)]
+    print_cluster(Cluster(found))
+    assert capsys.readouterr().out in text
 
 
 def test_status_finds_masters_by_their_address(run: Any, masters: Masters):

@@ -11,7 +11,7 @@ from mooncake._command.masters import Cluster, Master, ask, find, hand_over, sin
 from mooncake._command.output import CommandError, UsageError, print_json, print_table
 from mooncake._command.parser import Parser, add_json, master_address
 
-__all__ = ["add_handover_options", "add_options", "handover"]
+__all__ = ["add_handover_options", "add_options", "handover", "print_cluster"]
 
 _FAILED = 1
 
@@ -105,7 +105,7 @@ def _status(options: argparse.Namespace) -> int:
         return 0 if is_safe else _FAILED
     if not cluster.is_elected:
         _refuse_lone(cluster)
-    _print_cluster(cluster)
+    print_cluster(cluster)
     for problem in problems:
         print(f"\n{problem.text}\n  {problem.remedy}")
     return 0 if is_safe else _FAILED
@@ -125,7 +125,8 @@ def _refuse_lone(cluster: Cluster) -> None:
     raise CommandError(f"{problem.text}: {why}" if why else problem.text, problem.remedy)
 
 
-def _print_cluster(cluster: Cluster) -> None:
+def print_cluster(cluster: Cluster) -> None:
+    """Print the masters of a pool as a table."""
     one = next(master for master in cluster.masters if master.is_elected)
     print(f"cluster   {one.get('cluster_id')}, elected through {one.get('backend')}")
     leader = cluster.leader
