@@ -20,7 +20,7 @@ class Masters:
         leader: Index of the leader; None without one.
         view: Number of the view.
         in_sync: Indices of the members that have everything.
-        lags: Frames that a standby lacks, by index.
+        lags: Frames that a standby lacks, by index; bytes with another `lag_name`.
         service_error: Why the lease service cannot be used.
         token: Token that changes need; empty: none.
         port: Admin port of all masters.
@@ -37,6 +37,7 @@ class Masters:
         self.view = 7
         self.in_sync = set(range(count))
         self.lags: dict[int, int] = {}
+        self.lag_name = "lag_frames"
         self.state = "serving"
         self.service_error: str | None = None
         self.token = ""
@@ -83,7 +84,7 @@ class Masters:
             "member": f"m{index}",
             "address": self.address(index),
             "is_in_sync": index in self.in_sync,
-            "lag_frames": self.lags.get(index, 0),
+            self.lag_name: self.lags.get(index, 0),
             "silent_ms": 3,
         }
 

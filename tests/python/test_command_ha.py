@@ -62,8 +62,8 @@ def test_status_finds_every_master_from_one(run: Any, masters: Masters, asked: i
     assert f"leader    {masters.address(0)}, view 7, lease for 3.3 s\n" in shown
     assert rows(shown) == {
         masters.address(0): ["leader", "serving", "yes", "-", "-", "yes"],
-        masters.address(1): ["standby", "standby", "yes", "0", "3", "ms", "ago", "yes"],
-        masters.address(2): ["standby", "standby", "yes", "0", "3", "ms", "ago", "yes"],
+        masters.address(1): ["standby", "standby", "yes", "0", "frames", "3", "ms", "ago", "yes"],
+        masters.address(2): ["standby", "standby", "yes", "0", "frames", "3", "ms", "ago", "yes"],
     }
 
 
@@ -92,9 +92,15 @@ def test_status_shows_lag_and_fails_without_a_standby_in_sync(run: Any, masters:
     masters.in_sync, masters.lags = {0}, {1: 1200}
     code, shown, _ = run("ha", "status", "--admin", masters.admin(0))
     assert code == 1
-    assert rows(shown)[masters.address(1)][2:4] == ["no", "1200"]
+    assert rows(shown)[masters.address(1)][2:5] == ["no", "1200", "frames"]
     assert "no: it is not in sync" in shown
     assert f"no standby is in sync with {masters.address(0)}\n  Until one is," in shown
+
+
+def test_status_shows_lag_in_bytes_too(run: Any, masters: Masters):
+    masters.lag_name, masters.lags, masters.in_sync = "lag_bytes", {2: 3 << 20}, {0, 1}
+    shown = run("ha", "status", "--admin", masters.admin(0))[1]
+    assert rows(shown)[masters.address(2)][2:5] == ["no", "3", "MiB"]
 
 
 def test_status_names_a_master_that_does_not_answer(run: Any, masters: Masters):

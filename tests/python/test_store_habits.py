@@ -11,6 +11,7 @@ import pytest
 
 import mooncake
 from mooncake import AsyncStore, Store, StoreConfig
+from mooncake._api.config import address_to_rejoin
 
 
 def test_iteration_yields_keys_and_len_says_why_not(store: Store):
@@ -151,6 +152,21 @@ def test_wrong_arguments_are_named(open_store):
         open_store("")
     with pytest.raises(mooncake.InvalidArgumentError, match="from_url"):
         open_store("http://localhost:50051")
+
+
+def test_store_is_pickled_with_all_masters(master):
+    place = f"127.0.0.1:1,{master.address}"
+    with Store(place) as store:
+        assert store.master_address == master.address
+        assert store.__reduce__()[1][0] == place
+        with pickle.loads(pickle.dumps(store)) as other:
+            assert other.master_address == master.address
+    for given, told in {
+        "etcd://a:1;b:2": "etcd://a:1;b:2",
+        "redis://user:secret@a:1/2": "redis://a:1/2",
+        "a": "10.0.0.1:50051",
+    }.items():
+        assert address_to_rejoin(given, "10.0.0.1:50051") == told
 
 
 @pytest.mark.parametrize("address", ["etcd://127.0.0.1:1;127.0.0.1:2", "redis://127.0.0.1:1"])

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "StoreConfig",
+    "address_to_rejoin",
     "at_url",
     "check_address",
     "check_open",
@@ -219,6 +220,17 @@ def check_address(master: object) -> None:
         text = "the address of the master is host:port, a list, etcd://, redis:// or k8s://"
         hint = "use Store.from_url for mooncake://"
         raise _native.failure(_INVALID_PARAMS, f"{text}, not {scheme}://; {hint}")
+
+
+def address_to_rejoin(given: str, current: str) -> str:
+    """Return the address at which another process joins the same pool.
+
+    It names all masters where the given one does, as another may lead then. It has no login.
+    """
+    scheme, separator, place = given.strip().partition("://")
+    if separator:
+        return f"{scheme}://{place.rpartition('@')[2]}"
+    return given if "," in given else current
 
 
 def check_open(native: _native.Store | AsyncNative) -> None:

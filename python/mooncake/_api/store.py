@@ -12,6 +12,7 @@ from mooncake._api.blocking.streams import StreamCalls
 from mooncake._api.blocking.tensors import TensorCalls
 from mooncake._api.config import (
     StoreConfig,
+    address_to_rejoin,
     at_url,
     check_address,
     check_open,
@@ -51,7 +52,7 @@ class Store(ObjectCalls, RangeCalls, StreamCalls, TensorCalls):
         b'Hello!'
     """
 
-    __slots__ = ("__weakref__", "_config", "_native")
+    __slots__ = ("__weakref__", "_config", "_master", "_native")
 
     @suggesting
     def __init__(
@@ -64,7 +65,9 @@ class Store(ObjectCalls, RangeCalls, StreamCalls, TensorCalls):
         """Join the pool of a master, directly or through a daemon, or start a pool.
 
         Args:
-            master: ``host:port`` of the master, or ``"embedded"``.
+            master: ``host:port`` of the master, ``"embedded"``, or what names several masters: a
+                list ``a:1,b:2``, or the service that elects one (``etcd://``, ``redis://``,
+                ``k8s://``).
             config: Settings.
             daemon: ``host:port`` of the daemon of this host (`mooncake_client`), which lends the
                 memory and connects to the master. The store is then a dummy client and uses the
@@ -77,6 +80,7 @@ class Store(ObjectCalls, RangeCalls, StreamCalls, TensorCalls):
         """
         self._config = config = checked_config(config)
         check_address(master)
+        self._master = master
         self._native = (
             connect(master, config) if daemon is None else connect_dummy(daemon, master, config)
         )
@@ -245,7 +249,8 @@ class Store(ObjectCalls, RangeCalls, StreamCalls, TensorCalls):
         if native.is_embedded:
             text = "a store that runs its own pool cannot be pickled"
             raise TypeError(f"{text}; send store.master_address, and open Store(address) with it")
-        return _rejoin, (self.master_address, self._config.for_another_process(), None)
+        master = address_to_rejoin(self._master, self.master_address)
+        return _rejoin, (master, self._config.for_another_process(), None)
 
     def __copy__(self) -> NoReturn:
         raise TypeError("a store cannot be copied; use the same one, also from other threads")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from mooncake._command.masters import Cluster, Master, ask, find, hand_over, since
+from mooncake._command.masters import Cluster, Master, ask, find, hand_over, lag_text, since
 from mooncake._command.output import CommandError, UsageError, print_json, print_table
 from mooncake._command.parser import Parser, add_json, master_address
 
@@ -167,7 +167,7 @@ def _following(row: dict[str, Any] | None) -> tuple[str, str, str]:
     if row is None:
         return "?", "?", "?"
     is_in_sync = "yes" if row["is_in_sync"] else "no"
-    return is_in_sync, f"{row['lag_frames']}", since(row["silent_ms"])
+    return is_in_sync, lag_text(row), since(row["silent_ms"])
 
 
 def _json_of(cluster: Cluster, master: Master) -> dict[str, Any]:

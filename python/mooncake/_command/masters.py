@@ -12,7 +12,7 @@ from urllib.parse import quote
 from mooncake._api.store import Store, StoreConfig
 from mooncake._command import admin
 from mooncake._command.output import CommandError, described
-from mooncake._units import format_duration
+from mooncake._units import format_bytes, format_duration
 from mooncake.errors import MooncakeError
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "find",
     "hand_over",
     "is_locator",
+    "lag_text",
     "leader_text",
     "lines_of",
     "remedy_of",
@@ -276,7 +277,14 @@ def standby_text(row: dict[str, Any]) -> str:
     heard = f"heard {since(row['silent_ms'])}"
     if row["is_in_sync"]:
         return f"in sync, {heard}"
-    return f"not in sync, {row['lag_frames']} frames behind, {heard}"
+    return f"not in sync, {lag_text(row)} behind, {heard}"
+
+
+def lag_text(row: dict[str, Any]) -> str:
+    """Return how much of the log of the leader a standby lacks."""
+    if "lag_bytes" in row:
+        return format_bytes(row["lag_bytes"])
+    return f"{row['lag_frames']} frames"
 
 
 def since(silent_ms: int) -> str:
