@@ -187,6 +187,15 @@ def test_handover_fails_without_a_standby_that_can_lead(run: Any, masters: Maste
     assert "nothing to hand over: no master leads" in errors
 
 
+@pytest.mark.parametrize("word", ["foo", "foo:", ":9003", "a:x", "a:99999"])
+def test_words_that_are_no_addresses_are_refused(word: str, capsys: pytest.CaptureFixture[str]):
+    for words in (["ha", "status", "--admin", word], ["handover", "--to", word]):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 2
+        assert f"not an address HOST:PORT: '{word}'" in capsys.readouterr().err
+
+
 def test_handover_sends_the_admin_token(
     run: Any, masters: Masters, monkeypatch: pytest.MonkeyPatch
 ):

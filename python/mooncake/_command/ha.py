@@ -9,7 +9,7 @@ from typing import Any
 
 from mooncake._command.masters import Cluster, Master, ask, find, hand_over, lag_text, since
 from mooncake._command.output import CommandError, UsageError, print_json, print_table
-from mooncake._command.parser import Parser, add_json, master_address
+from mooncake._command.parser import Parser, add_json, host_port, master_address
 
 __all__ = ["add_handover_options", "add_options", "handover", "print_cluster"]
 
@@ -41,7 +41,7 @@ def add_handover_options(parser: argparse.ArgumentParser) -> None:
     _add_places(parser, nargs="?")
     parser.add_argument(
         "--to",
-        default="",
+        type=host_port,
         metavar="HOST:PORT",
         help="the master that shall lead, as `mooncake ha status` names it; by default any "
         "standby that is in sync",
@@ -71,6 +71,7 @@ def _add_places(parser: argparse.ArgumentParser, nargs: str) -> None:
         "--admin",
         action="append",
         default=[],
+        type=host_port,
         dest="admins",
         metavar="HOST:PORT",
         help="admin port of a master; may be repeated. By default that which the leader reports, "
@@ -119,8 +120,7 @@ def _refuse_lone(cluster: Cluster) -> None:
         text = f"the master {', '.join(lone)} runs alone, without --enable_ha"
         raise CommandError(text, "The guide, Several masters, says how to add a standby.")
     if cluster.failures:
-        remedy = f"{cluster.failures[0].remedy} {problem.remedy}".strip()
-        raise CommandError(str(cluster.failures[0]), remedy)
+        raise cluster.failures[0]
     why = "; ".join(master.failure for master in cluster.masters)
     raise CommandError(f"{problem.text}: {why}" if why else problem.text, problem.remedy)
 
@@ -196,7 +196,7 @@ def handover(options: argparse.Namespace) -> int:
             return 0
     else:
         leader = _leader(options)
-    answer = hand_over(leader, options.to)
+    answer = hand_over(leader, options.to or "")
     if options.is_json:
         print_json({**answer, "former_leader_address": leader.address, "handed_over": True})
     else:

@@ -41,7 +41,7 @@ _ROUNDS_MAX = 4
 # The code of a call that finds no leader.
 _NO_LEADER = -1010
 _PATH = "/api/v1/ha"
-_NAME_ADMIN = "If its admin port is another one, name it: --admin HOST:PORT."
+_NAME_ADMIN = "If a master is there and its admin port is another one, name it: --admin HOST:PORT."
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,9 @@ def find(places: Sequence[str], admins: Sequence[str] = ()) -> Cluster:
             search.add("", _admin_of(place))
             break
         except (MooncakeError, CommandError, ValueError) as error:
-            cluster.failures.append(CommandError(described(error), remedy_of(error, place)))
+            remedy = remedy_of(error, place)
+            remedy += "" if is_locator(place) else f" {_NAME_ADMIN}"
+            cluster.failures.append(CommandError(described(error), remedy.strip()))
     for address in admins:
         search.add("", address)
     if port := next(iter(search.asked), "").rpartition(":")[2]:

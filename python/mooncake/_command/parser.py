@@ -20,6 +20,7 @@ __all__ = [
     "add_metadata",
     "count",
     "duration",
+    "host_port",
     "master_address",
     "seconds",
     "sizes",
@@ -139,6 +140,14 @@ def add_metadata(parser: argparse.ArgumentParser) -> None:
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Declare `--json`."""
     parser.add_argument("--json", action="store_true", dest="is_json", help="print JSON")
+
+
+def host_port(text: str) -> str:
+    """Return an address that has a host and a port."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise argparse.ArgumentTypeError(f"not an address HOST:PORT: {text!r}")
+    return text
 
 
 def seconds(text: str) -> float:
