@@ -9,13 +9,14 @@
 //! (flags, files and environment from one declaration), [`env`](mod@env) (the register of
 //! environment variables), [`parse`] (values as people write them),
 //! [`random`] (numbers that repeat with a seed), [`backoff`] (pauses between
-//! attempts), [`histogram`] and [`running_mean`] (measurements), [`exposition`] (metrics as
+//! attempts), [`histogram`], [`running_mean`] and [`device_usage`] (measurements), [`exposition`] (metrics as
 //! Prometheus text), [`sync`] (locks that stay usable in a forked child), [`token`] (a shared secret
 //! and the proof of it), and for tests only `fuzz` (mutated bytes for decoders).
 #![warn(missing_docs)]
 
 pub mod backoff;
 pub mod clock;
+pub mod device_usage;
 pub mod endpoint;
 pub mod engine_code;
 pub mod env;
@@ -38,6 +39,7 @@ pub mod token;
 
 pub use backoff::Backoff;
 pub use clock::{Clock, Moment, SystemClock};
+pub use device_usage::DeviceUsage;
 pub use endpoint::Endpoint;
 pub use error::{Error, ErrorCode, ErrorKind, Result};
 pub use id::{

@@ -10,7 +10,7 @@ use std::{
 };
 
 use mooncake_base::sync::Mutex;
-use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_base::{Clock, DeviceUsage, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_verbs::{Access, ForkSafety, Library, Operation, Ordering, ProtectionDomain};
 
 use crate::{
@@ -24,7 +24,6 @@ use crate::{
     registration::{LocalMemory, Location, MemorySource, RegistrationRule, Registrations},
     settings::RdmaSettings,
     slices::{MemoryRange, SliceRule},
-    usage::DeviceUsage,
 };
 
 /// The RDMA devices of an engine.

@@ -50,4 +50,3 @@ pub use registration::{Location, MemorySource};
 pub use settings::{PeerAffinity, RdmaSettings};
 pub use slices::Entry;
 pub use survey::{DeviceReport, survey};
-pub use usage::DeviceUsage;

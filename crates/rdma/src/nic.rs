@@ -10,19 +10,15 @@ use std::{
 };
 
 use mooncake_base::sync::{Condvar, Mutex, RwLock};
-use mooncake_base::{Clock, Error, ErrorCode, Moment, Result};
+use mooncake_base::{Clock, DeviceUsage, Error, ErrorCode, Moment, Result};
 use mooncake_verbs::{
     AsyncEvent, Completion, CompletionChannel, CompletionQueue, ConnectionSettings, Context,
     Device, ProtectionDomain, QueuePair, QueuePairLimits,
 };
 
 use crate::{
-    address::Address,
-    endpoints::Endpoints,
-    load::Load,
-    send_queue::SendQueue,
-    settings::RdmaSettings,
-    usage::{Counters, DeviceUsage},
+    address::Address, endpoints::Endpoints, load::Load, send_queue::SendQueue,
+    settings::RdmaSettings, usage::Counters,
 };
 
 /// How long the thread looks for completions without sleeping after it found the last.

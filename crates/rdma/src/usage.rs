@@ -2,34 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use mooncake_base::DeviceUsage;
 use mooncake_verbs::Operation;
 
 use crate::round::Reason;
-
-/// The use of a device at one moment.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeviceUsage {
-    /// Name of the device.
-    pub name: String,
-    /// The link is up.
-    pub is_active: bool,
-    /// Bytes read from peers.
-    pub bytes_read: u64,
-    /// Bytes written to peers.
-    pub bytes_written: u64,
-    /// Slices that were moved.
-    pub slices: u64,
-    /// Slices that failed on this device, by reason. A slice that fails is tried again.
-    pub errors: Vec<(&'static str, u64)>,
-    /// Times that the device was given up, because its link went down or it failed.
-    pub link_failures: u64,
-    /// Requests in flight.
-    pub in_flight: u32,
-    /// Maximum number of requests in flight.
-    pub in_flight_max: u32,
-    /// Connected queue pairs.
-    pub queue_pairs: usize,
-}
 
 /// The counters of a device.
 #[derive(Debug, Default)]
@@ -65,15 +41,12 @@ impl Counters {
         let errors = Reason::LABELS.into_iter().zip(&self.errors);
         DeviceUsage {
             name: name.to_owned(),
-            is_active: false,
             bytes_read: read(&self.bytes_read),
             bytes_written: read(&self.bytes_written),
             slices: read(&self.slices),
             errors: errors.map(|(label, sum)| (label, read(sum))).collect(),
             link_failures: read(&self.link_failures),
-            in_flight: 0,
-            in_flight_max: 0,
-            queue_pairs: 0,
+            ..DeviceUsage::default()
         }
     }
 }

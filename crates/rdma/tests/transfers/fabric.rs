@@ -8,8 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mooncake_base::clock::ManualClock;
-use mooncake_rdma::{DeviceUsage, Entry, EntryError, Operation, RdmaSettings, survey};
+use mooncake_base::{DeviceUsage, clock::ManualClock};
+use mooncake_rdma::{Entry, EntryError, Operation, RdmaSettings, survey};
 use mooncake_verbs::{
     PortState,
     fake::{DeviceSettings, Fabric},

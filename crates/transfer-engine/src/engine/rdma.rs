@@ -2,8 +2,8 @@
 
 use std::{collections::BTreeMap, os::fd::AsFd, sync::Arc, time::Duration};
 
-use mooncake_base::{EngineId, Result};
-use mooncake_rdma::{DeviceUsage, Devices, Location, MemorySource};
+use mooncake_base::{DeviceUsage, EngineId, Result};
+use mooncake_rdma::{Devices, Location, MemorySource};
 use mooncake_verbs::Library;
 
 use crate::{
@@ -15,7 +15,6 @@ use crate::{
         metadata::MetadataStore,
     },
     memory::region::{Backing, Region},
-    metrics::DeviceSnapshot,
     transfer_entry::LocalRange,
     transport::{
         Transport,
@@ -61,21 +60,8 @@ impl Rdma {
     }
 
     /// Returns the use of each device.
-    pub(super) fn usage(&self) -> Vec<DeviceSnapshot> {
-        let usage = self.devices.as_ref().map_or_else(Vec::new, |devices| devices.usage());
-        let snapshot = |usage: DeviceUsage| DeviceSnapshot {
-            name: usage.name,
-            is_active: usage.is_active,
-            bytes_read: usage.bytes_read,
-            bytes_written: usage.bytes_written,
-            slices: usage.slices,
-            errors: usage.errors,
-            link_failures: usage.link_failures,
-            in_flight: usage.in_flight,
-            in_flight_max: usage.in_flight_max,
-            queue_pairs: usage.queue_pairs,
-        };
-        usage.into_iter().map(snapshot).collect()
+    pub(super) fn usage(&self) -> Vec<DeviceUsage> {
+        self.devices.as_ref().map_or_else(Vec::new, |devices| devices.usage())
     }
 
     /// Registers memory, so that peers can reach it. Memory that cannot be registered is reached over

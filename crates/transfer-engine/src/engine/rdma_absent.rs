@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use mooncake_base::{EngineId, Result};
+use mooncake_base::{DeviceUsage, EngineId, Result};
 
 use crate::{
     config::EngineConfig,
@@ -13,7 +13,6 @@ use crate::{
         metadata::MetadataStore,
     },
     memory::region::Region,
-    metrics::DeviceSnapshot,
     transfer_entry::LocalRange,
     transport::Transport,
 };
@@ -30,7 +29,7 @@ impl Rdma {
         Ok(Self)
     }
 
-    pub(super) const fn usage(&self) -> Vec<DeviceSnapshot> {
+    pub(super) const fn usage(&self) -> Vec<DeviceUsage> {
         Vec::new()
     }
 

@@ -5,9 +5,9 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::{exposition::Exposition, histogram::Latency};
+use mooncake_base::{DeviceUsage, exposition::Exposition, histogram::Latency};
 
-use super::{DeviceSnapshot, EngineSnapshot, TransportSnapshot};
+use super::{EngineSnapshot, TransportSnapshot};
 
 /// Prefix of every metric name.
 const PREFIX: &str = "mooncake_transfer";
@@ -179,11 +179,11 @@ impl Page {
     }
 
     /// Renders the use of the RDMA devices; without one nothing.
-    fn devices(&mut self, devices: &[DeviceSnapshot]) {
+    fn devices(&mut self, devices: &[DeviceUsage]) {
         if devices.is_empty() {
             return;
         }
-        type Column = (&'static str, &'static str, &'static str, fn(&DeviceSnapshot) -> u64);
+        type Column = (&'static str, &'static str, &'static str, fn(&DeviceUsage) -> u64);
         let columns: [Column; 6] = [
             ("active", "gauge", "1 if the link is up", |one| one.is_active.into()),
             ("link_failures_total", "counter", "times the device was given up", |one| {
