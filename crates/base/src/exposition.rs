@@ -5,6 +5,32 @@ use std::{
     fmt::{Display, Write as _},
 };
 
+use crate::histogram::Latency;
+
+/// Names and values of labels, in order.
+pub type Labels<'a> = [(&'a str, &'a str)];
+
+/// A metric that all rows of a type have.
+#[derive(Debug)]
+pub struct Metric<R> {
+    name: &'static str,
+    kind: &'static str,
+    help: &'static str,
+    value: fn(&R) -> u64,
+}
+
+impl<R> Metric<R> {
+    /// Declares a gauge.
+    pub const fn gauge(name: &'static str, help: &'static str, value: fn(&R) -> u64) -> Self {
+        Self { name, kind: "gauge", help, value }
+    }
+
+    /// Declares a counter.
+    pub const fn counter(name: &'static str, help: &'static str, value: fn(&R) -> u64) -> Self {
+        Self { name, kind: "counter", help, value }
+    }
+}
+
 /// A builder of the text.
 #[derive(Debug, Default)]
 pub struct Exposition {
@@ -31,8 +57,41 @@ impl Exposition {
         self.sample(name, &[], value);
     }
 
+    /// Writes metrics one after the other, each with the samples of all rows. The prefix is that of
+    /// their names.
+    pub fn rows<R>(
+        &mut self,
+        prefix: &str,
+        metrics: &[Metric<R>],
+        rows: &[(Vec<(&str, &str)>, &R)],
+    ) {
+        for metric in metrics {
+            let name = format!("{prefix}{}", metric.name);
+            self.head(&name, metric.kind, metric.help);
+            for (labels, row) in rows {
+                self.sample(&name, labels, (metric.value)(row));
+            }
+        }
+    }
+
+    /// Writes a histogram of durations in seconds, with the samples of all rows.
+    pub fn durations<'a>(
+        &mut self,
+        name: &str,
+        help: &str,
+        rows: impl IntoIterator<Item = (Vec<(&'a str, &'a str)>, &'a Latency)>,
+    ) {
+        self.head(name, "histogram", help);
+        for (labels, latency) in rows {
+            let seconds = |micros: u64| micros as f64 / 1e6;
+            let classes = latency.octaves().into_iter();
+            let classes = classes.map(|(end, count)| (end.map(seconds), count));
+            self.histogram(name, &labels, classes, latency.sum().as_secs_f64());
+        }
+    }
+
     /// Writes one sample, with its labels in order.
-    pub fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
+    pub fn sample(&mut self, name: &str, labels: &Labels<'_>, value: impl Display) {
         self.text.push_str(name);
         for (at, (label, value)) in labels.iter().enumerate() {
             let open = if at == 0 { '{' } else { ',' };
@@ -49,7 +108,7 @@ impl Exposition {
     pub fn histogram<B: Display>(
         &mut self,
         name: &str,
-        labels: &[(&str, &str)],
+        labels: &Labels<'_>,
         classes: impl IntoIterator<Item = (Option<B>, u64)>,
         sum: impl Display,
     ) {
@@ -98,6 +157,40 @@ mod tests {
             b{x=\"1\",y=\"a\\\"b\\\\c\\nd\"} 2.5\n";
         assert_eq!(out.text(), text);
         assert!(out.has("a_total") && !out.has("b"));
+    }
+
+    #[test]
+    fn rows_share_the_head_of_each_metric() {
+        let metrics = [
+            Metric::gauge("length", "Its length.", |row: &&str| row.len() as u64),
+            Metric::counter("spaces", "Its spaces.", |row| row.matches(' ').count() as u64),
+        ];
+        let mut out = Exposition::default();
+        out.rows("a_", &metrics, &[(vec![("row", "1")], &"x y"), (vec![("row", "2")], &"")]);
+        assert_eq!(
+            out.finish(),
+            "# HELP a_length Its length.\n# TYPE a_length gauge\n\
+             a_length{row=\"1\"} 3\na_length{row=\"2\"} 0\n\
+             # HELP a_spaces Its spaces.\n# TYPE a_spaces counter\n\
+             a_spaces{row=\"1\"} 1\na_spaces{row=\"2\"} 0\n"
+        );
+    }
+
+    #[test]
+    fn durations_are_in_seconds() {
+        let histogram = crate::histogram::Histogram::default();
+        histogram.record(std::time::Duration::from_micros(700));
+        let mut out = Exposition::default();
+        out.durations("t", "Help.", [(vec![("row", "1")], &histogram.snapshot())]);
+        for line in [
+            "# TYPE t histogram",
+            "t_bucket{row=\"1\",le=\"0.000512\"} 0",
+            "t_bucket{row=\"1\",le=\"0.001024\"} 1",
+            "t_sum{row=\"1\"} 0.0007",
+            "t_count{row=\"1\"} 1",
+        ] {
+            assert!(out.text().lines().any(|found| found == line), "{line}\n{}", out.text());
+        }
     }
 
     #[test]

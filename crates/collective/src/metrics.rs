@@ -10,7 +10,7 @@ use std::{
 };
 
 use mooncake_base::{
-    exposition::Exposition,
+    exposition::{Exposition, Metric},
     histogram::{Histogram, Latency},
 };
 
@@ -139,69 +139,63 @@ impl GroupReport {
     fn labels(&self) -> [(&str, &str); 2] {
         [("group", &self.name), ("rank", &self.slot)]
     }
+
+    /// Returns the counters of each operation, with their labels.
+    fn rows(&self) -> impl Iterator<Item = (Vec<(&str, &str)>, &OperationCounters)> {
+        let labels = |operation| [&self.labels()[..], &[("operation", operation)]].concat();
+        self.counters.operations.iter().map(move |(operation, row)| (labels(*operation), row))
+    }
 }
+
+const PREFIX: &str = "mooncake_group_";
+
+/// The metrics of each group.
+static VIEWS: [Metric<GroupReport>; 5] = [
+    Metric::gauge("epoch", "Number of the view; it grows with each change of the members.", |it| {
+        it.epoch
+    }),
+    Metric::gauge("active_ranks", "Ranks in the view.", |it| it.active as u64),
+    Metric::gauge("buffered_bytes", "Bytes of messages that wait here for a receive.", |it| {
+        it.counters.bytes_buffered
+    }),
+    Metric::counter("sent_bytes_total", "Bytes that this rank sent or lent.", |it| {
+        it.counters.bytes_sent
+    }),
+    Metric::counter(
+        "fetched_bytes_total",
+        "Bytes that this rank read from memory of other hosts.",
+        |it| it.counters.bytes_fetched,
+    ),
+];
+
+/// The metrics of each operation of a group.
+static OPERATIONS: [Metric<OperationCounters>; 4] = [
+    Metric::counter("operations_total", "Operations that have ended.", |it| it.latency.count()),
+    Metric::counter(
+        "operation_bytes_total",
+        "Bytes of this rank that operations read or received.",
+        |it| it.bytes,
+    ),
+    Metric::counter("operation_losses_total", "Operations in which a rank was lost.", |it| {
+        it.losses
+    }),
+    Metric::counter("operation_failures_total", "Operations that failed as a whole.", |it| {
+        it.errors
+    }),
+];
 
 /// Writes the metrics of groups; nothing if there is none.
 pub(crate) fn write_reports(out: &mut Exposition, reports: &[GroupReport]) {
     if reports.is_empty() {
         return;
     }
-    write_views(out, reports);
-    for (ending, help) in [
-        ("operations_total", "Operations that have ended."),
-        ("operation_bytes_total", "Bytes of this rank that operations read or received."),
-        ("operation_losses_total", "Operations in which a rank was lost."),
-        ("operation_failures_total", "Operations that failed as a whole."),
-    ] {
-        let name = format!("mooncake_group_{ending}");
-        out.head(&name, "counter", help);
-        for report in reports {
-            for (operation, row) in &report.counters.operations {
-                let value = match ending {
-                    "operations_total" => row.latency.count(),
-                    "operation_bytes_total" => row.bytes,
-                    "operation_losses_total" => row.losses,
-                    _ => row.errors,
-                };
-                let labels = [&report.labels()[..], &[("operation", operation)]].concat();
-                out.sample(&name, &labels, value);
-            }
-        }
-    }
+    let rows: Vec<_> = reports.iter().map(|report| (report.labels().to_vec(), report)).collect();
+    out.rows(PREFIX, &VIEWS, &rows);
+    let rows: Vec<_> = reports.iter().flat_map(GroupReport::rows).collect();
+    out.rows(PREFIX, &OPERATIONS, &rows);
     let name = "mooncake_group_operation_duration_seconds";
-    out.head(name, "histogram", "Duration of operations, without the wait for earlier ones.");
-    for report in reports {
-        for (operation, row) in &report.counters.operations {
-            let classes = row.latency.octaves().into_iter();
-            let classes =
-                classes.map(|(micros, count)| (micros.map(|end| end as f64 / 1e6), count));
-            let labels = [&report.labels()[..], &[("operation", operation)]].concat();
-            out.histogram(name, &labels, classes, row.latency.sum().as_secs_f64());
-        }
-    }
-}
-
-fn write_views(out: &mut Exposition, reports: &[GroupReport]) {
-    for (ending, kind, help) in [
-        ("epoch", "gauge", "Number of the view; it grows with each change of the members."),
-        ("active_ranks", "gauge", "Ranks in the view."),
-        ("buffered_bytes", "gauge", "Bytes of messages that wait here for a receive."),
-        ("sent_bytes_total", "counter", "Bytes that this rank sent or lent."),
-        ("fetched_bytes_total", "counter", "Bytes that this rank read from memory of other hosts."),
-    ] {
-        let name = format!("mooncake_group_{ending}");
-        out.head(&name, kind, help);
-        for report in reports {
-            let value = match ending {
-                "epoch" => report.epoch,
-                "active_ranks" => report.active as u64,
-                "buffered_bytes" => report.counters.bytes_buffered,
-                "fetched_bytes_total" => report.counters.bytes_fetched,
-                _ => report.counters.bytes_sent,
-            };
-            out.sample(&name, &report.labels(), value);
-        }
-    }
+    let help = "Duration of operations, without the wait for earlier ones.";
+    out.durations(name, help, rows.into_iter().map(|(labels, row)| (labels, &row.latency)));
 }
 
 #[cfg(test)]

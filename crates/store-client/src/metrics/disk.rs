@@ -8,13 +8,13 @@ use std::{
 
 use mooncake_base::{
     ByteSize,
-    exposition::Exposition,
+    exposition::{Exposition, Labels, Metric},
     histogram::{Histogram, Latency},
 };
 
 use super::{
     add, read,
-    text::{Labels, counter, histogram},
+    text::{histogram, with},
 };
 
 /// Why an object that was to be written to a directory was not.
@@ -213,10 +213,8 @@ impl DiskMetrics {
         total.bytes += self.written.bytes;
         total.latency.add(&self.written.latency);
         for (way, count) in [("read", &self.read), ("write", &self.written), ("total", &total)] {
-            let name = format!("mooncake_ssd_{way}_bytes_total");
-            counter(out, &name, "Bytes of records on disk.", labels, count.bytes);
-            let name = format!("mooncake_ssd_{way}_ops_total");
-            counter(out, &name, "Records on disk.", labels, count.records);
+            let rows = [(labels.to_vec(), count)];
+            out.rows(&format!("mooncake_ssd_{way}_"), &UPSTREAM_WAYS, &rows);
             let name = format!("mooncake_ssd_{way}_latency_us");
             out.head(&name, "histogram", "Latency of batches of records, in microseconds.");
             histogram(out, &name, labels, &count.latency);
@@ -245,24 +243,7 @@ impl DiskMetrics {
 
     /// Adds the other metrics.
     pub(super) fn add_own(&self, out: &mut Exposition, labels: &Labels<'_>) {
-        for (name, help, value) in [
-            (
-                "remote_loads_total",
-                "Calls that loaded records of other processes.",
-                self.remote_calls,
-            ),
-            ("promoted_total", "Records brought into memory of the pool.", self.promoted),
-            ("promoted_bytes_total", "Their bytes.", self.promoted_bytes),
-            ("remote_bytes_total", "Bytes of records of other processes.", self.remote_bytes),
-            ("evicted_total", "Records dropped for others.", self.evicted),
-            ("lost_total", "Records that were asked for and were gone or damaged.", self.lost),
-            ("staging_full_total", "Loads that found no staging memory.", self.staging_full),
-        ] {
-            counter(out, &format!("mooncake_client_disk_{name}"), help, labels, value);
-        }
-        let name = "mooncake_client_disk_staged_bytes";
-        out.head(name, "gauge", "Staging memory that readers hold.");
-        out.sample(name, labels, self.staged_bytes);
+        out.rows("mooncake_client_disk_", &RECORDS, &[(labels.to_vec(), self)]);
         let name = "mooncake_client_disk_refused_total";
         out.head(name, "counter", "Objects that were not written to a directory, by reason.");
         for (reason, count) in &self.refused {
@@ -274,27 +255,11 @@ impl DiskMetrics {
 
     fn add_ways(&self, out: &mut Exposition, labels: &Labels<'_>) {
         let ways = [("read", &self.read), ("write", &self.written)];
-        type Part = fn(&DiskCount) -> u64;
-        let parts: [(&str, &str, Part); 2] = [
-            ("records_total", "Records read from and written to directories.", |it| it.records),
-            ("bytes_total", "Bytes of these records.", |it| it.bytes),
-        ];
-        for (ending, help, part) in parts {
-            let name = format!("mooncake_client_disk_{ending}");
-            out.head(&name, "counter", help);
-            for (way, count) in ways {
-                out.sample(&name, &[labels, &[("direction", way)]].concat(), part(count));
-            }
-        }
+        let rows = ways.map(|(way, count)| (with(labels, "direction", way), count));
+        out.rows("mooncake_client_disk_", &WAYS, &rows);
         let name = "mooncake_client_disk_batch_duration_seconds";
-        out.head(name, "histogram", "Duration of reads and writes of batches of records.");
-        for (way, count) in ways {
-            let seconds = |end: u64| end as f64 / 1e6;
-            let buckets = count.latency.octaves().into_iter();
-            let buckets = buckets.map(|(end, count)| (end.map(seconds), count));
-            let labels = [labels, &[("direction", way)]].concat();
-            out.histogram(name, &labels, buckets, count.latency.sum().as_secs_f64());
-        }
+        let help = "Duration of reads and writes of batches of records.";
+        out.durations(name, help, rows.map(|(labels, count)| (labels, &count.latency)));
     }
 
     fn add_directories(&self, out: &mut Exposition, labels: &Labels<'_>) {
@@ -304,45 +269,70 @@ impl DiskMetrics {
             let more = [("path", &*it.path), ("read_method", it.read_method), ("why", &*it.why)];
             out.sample(name, &[labels, &more].concat(), 1);
         }
-        type Part = fn(&DirectoryMetrics) -> u64;
-        let parts: [(&str, &str, &str, Part); 7] = [
-            ("capacity_bytes", "gauge", "Bytes that a directory may take.", |it| it.capacity),
-            ("used_bytes", "gauge", "Bytes of the files of a directory.", |it| it.used),
-            ("records", "gauge", "Records that can be read.", |it| it.records),
-            (
-                "file_written_bytes_total",
-                "counter",
-                "Bytes written to files for records, with heads and moved records.",
-                |it| it.file_bytes,
-            ),
-            (
-                "moved_total",
-                "counter",
-                "Records moved because they had been read when their file was used again.",
-                |it| it.moved,
-            ),
-            (
-                "trimmed_total",
-                "counter",
-                "Files given back to a file system that was too full.",
-                |it| it.trimmed,
-            ),
-            (
-                "direct_refused_total",
-                "counter",
-                "Reads past the page cache that the system refused, so that they went through it.",
-                |it| it.direct_refused,
-            ),
-        ];
-        for (ending, kind, help, part) in parts {
-            let name = format!("mooncake_client_disk_{ending}");
-            out.head(&name, kind, help);
-            for it in &self.directories {
-                out.sample(&name, &[labels, &[("path", &*it.path)]].concat(), part(it));
-            }
-        }
+        let rows = self.directories.iter();
+        let rows: Vec<_> = rows.map(|it| (with(labels, "path", &it.path), it)).collect();
+        out.rows("mooncake_client_disk_", &DIRECTORIES, &rows);
     }
 }
+
+/// The metrics of all directories.
+static RECORDS: [Metric<DiskMetrics>; 8] = [
+    Metric::counter("remote_loads_total", "Calls that loaded records of other processes.", |it| {
+        it.remote_calls
+    }),
+    Metric::counter("promoted_total", "Records brought into memory of the pool.", |it| it.promoted),
+    Metric::counter("promoted_bytes_total", "Their bytes.", |it| it.promoted_bytes),
+    Metric::counter("remote_bytes_total", "Bytes of records of other processes.", |it| {
+        it.remote_bytes
+    }),
+    Metric::counter("evicted_total", "Records dropped for others.", |it| it.evicted),
+    Metric::counter("lost_total", "Records that were asked for and were gone or damaged.", |it| {
+        it.lost
+    }),
+    Metric::counter("staging_full_total", "Loads that found no staging memory.", |it| {
+        it.staging_full
+    }),
+    Metric::gauge("staged_bytes", "Staging memory that readers hold.", |it| it.staged_bytes),
+];
+
+/// The metrics of reads and writes: upstream's and ours.
+static UPSTREAM_WAYS: [Metric<DiskCount>; 2] = [
+    Metric::counter("bytes_total", "Bytes of records on disk.", |it| it.bytes),
+    Metric::counter("ops_total", "Records on disk.", |it| it.records),
+];
+static WAYS: [Metric<DiskCount>; 2] = [
+    Metric::counter("records_total", "Records read from and written to directories.", |it| {
+        it.records
+    }),
+    Metric::counter("bytes_total", "Bytes of these records.", |it| it.bytes),
+];
+
+/// The metrics of each directory.
+static DIRECTORIES: [Metric<DirectoryMetrics>; 7] = [
+    Metric::gauge("capacity_bytes", "Bytes that a directory may take.", |it| it.capacity),
+    Metric::gauge("used_bytes", "Bytes of the files of a directory.", |it| it.used),
+    Metric::gauge("records", "Records that can be read.", |it| it.records),
+    Metric::counter(
+        "file_written_bytes_total",
+        "Bytes written to files for records, with heads and moved records.",
+        |it| it.file_bytes,
+    ),
+    Metric::counter(
+        "moved_total",
+        "Records moved because they had been read when their file was used again.",
+        |it| it.moved,
+    ),
+    Metric::counter(
+        "trimmed_total",
+        "Files given back to a file system that was too full.",
+        |it| it.trimmed,
+    ),
+    Metric::counter(
+        "direct_refused_total",
+        "Reads past the page cache that the system refused, so that they went through it.",
+        |it| it.direct_refused,
+    ),
+];
 
 impl Rows {
     fn count(&self, records: u64, bytes: u64, took: Duration) {

@@ -1,15 +1,63 @@
 //! Formats a snapshot: for Prometheus, under upstream's metric names where there are some, and as
 //! human-readable text.
 
-use std::{fmt::Write as _, time::Duration};
+use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
-use mooncake_base::ByteSize;
-use mooncake_base::exposition::Exposition;
+use mooncake_base::{
+    ByteSize,
+    exposition::{Exposition, Labels, Metric},
+};
 
-use super::{Count, Latency, MetricsSnapshot};
+use super::{CallCount, Latency, MetricsSnapshot, OperationCount, TransportCount};
 use crate::config::MetricsConfig;
 
-pub(super) type Labels<'a> = [(&'a str, &'a str)];
+/// Upstream's metrics: of all transports together, of each operation, and of each call to the master.
+static UPSTREAM_TRANSFERS: [Metric<BTreeMap<&str, TransportCount>>; 2] = [
+    Metric::counter("read_bytes", "Bytes read from replicas.", |rows| {
+        rows.values().map(|row| row.read_bytes).sum()
+    }),
+    Metric::counter("write_bytes", "Bytes written to replicas.", |rows| {
+        rows.values().map(|row| row.written_bytes).sum()
+    }),
+];
+static UPSTREAM_OPERATIONS: [Metric<OperationCount>; 3] = [
+    Metric::counter("count", "Operations.", |row| row.latency.count()),
+    Metric::counter("bytes", "Bytes of operations.", |row| row.objects.bytes),
+    Metric::counter("failures", "Objects that failed.", |row| row.objects.failed),
+];
+static UPSTREAM_CALLS: [Metric<CallCount>; 2] = [
+    Metric::counter("count", "Calls to the master.", |row| row.latency.count()),
+    Metric::counter("failures", "Calls without a response.", |row| row.failed),
+];
+
+/// Our own: of all copies, of each operation, and of each call.
+static COPIES: [Metric<MetricsSnapshot>; 6] = [
+    Metric::counter("hits_total", "Keys found by locate calls.", |it| it.hits),
+    Metric::counter("misses_total", "Keys not found by locate calls.", |it| it.misses),
+    Metric::counter(
+        "late_reads_total",
+        "Reads that completed after their fence and needed verification.",
+        |it| it.late_reads,
+    ),
+    Metric::counter("checksum_mismatches_total", "Replicas whose checksum did not match.", |it| {
+        it.checksum_mismatches
+    }),
+    Metric::counter("skipped_copies_total", "Replicas that could not be read.", |it| {
+        it.skipped_copies
+    }),
+    Metric::counter("lost_copies_total", "Replicas that could not be written.", |it| {
+        it.lost_copies
+    }),
+];
+static OPERATIONS: [Metric<OperationCount>; 3] = [
+    Metric::counter("objects_total", "Objects that succeeded.", |row| row.objects.done),
+    Metric::counter("bytes_total", "Bytes of these objects.", |row| row.objects.bytes),
+    Metric::counter("failures_total", "Objects that failed.", |row| row.objects.failed),
+];
+static CALLS: [Metric<CallCount>; 1] =
+    [Metric::counter("failures_total", "Calls to the master without a response.", |row| {
+        row.failed
+    })];
 
 impl MetricsSnapshot {
     /// Returns the counters in the Prometheus text format. A non-empty `cluster` becomes a label of
@@ -75,14 +123,8 @@ impl MetricsSnapshot {
     }
 
     fn add_transfers(&self, out: &mut Exposition, labels: &Labels<'_>) {
-        let rows = self.by_transport.values();
-        let (read, written) = rows.fold((0, 0), |(read, written), row| {
-            (read + row.read_bytes, written + row.written_bytes)
-        });
-        let help = "Bytes read from replicas.";
-        counter(out, "mooncake_transfer_read_bytes", help, labels, read);
-        let help = "Bytes written to replicas.";
-        counter(out, "mooncake_transfer_write_bytes", help, labels, written);
+        let rows = [(labels.to_vec(), &self.by_transport)];
+        out.rows("mooncake_transfer_", &UPSTREAM_TRANSFERS, &rows);
         for (name, latency) in &self.transfers {
             let name = format!("mooncake_transfer_{name}_latency");
             out.head(&name, "histogram", "Transfer latency in microseconds.");
@@ -92,71 +134,34 @@ impl MetricsSnapshot {
 
     fn add_operations(&self, out: &mut Exposition, labels: &Labels<'_>) {
         for (way, is_read) in [("read", true), ("write", false)] {
-            let rows = || self.operations.iter().filter(move |(_, row)| row.is_read == is_read);
-            for (ending, help) in [
-                ("count", "Operations."),
-                ("bytes", "Bytes of operations."),
-                ("failures", "Objects that failed."),
-            ] {
-                let name = format!("mooncake_transfer_{way}_operation_{ending}");
-                out.head(&name, "counter", help);
-                for (op, row) in rows() {
-                    let value = match ending {
-                        "count" => row.latency.count(),
-                        "bytes" => row.objects.bytes,
-                        _ => row.objects.failed,
-                    };
-                    out.sample(&name, &[labels, &[("op_name", op)]].concat(), value);
-                }
-            }
+            let rows = self.operations.iter().filter(|(_, row)| row.is_read == is_read);
+            let rows: Vec<_> = rows.map(|(op, row)| (with(labels, "op_name", op), row)).collect();
+            out.rows(&format!("mooncake_transfer_{way}_operation_"), &UPSTREAM_OPERATIONS, &rows);
             let name = format!("mooncake_transfer_{way}_operation_latency");
             out.head(&name, "histogram", "Operation latency in microseconds.");
-            for (op, row) in rows() {
-                histogram(out, &name, &[labels, &[("op_name", op)]].concat(), &row.latency);
+            for (labels, row) in &rows {
+                histogram(out, &name, labels, &row.latency);
             }
         }
     }
 
     fn add_calls(&self, out: &mut Exposition, labels: &Labels<'_>) {
-        for (ending, help) in
-            [("count", "Calls to the master."), ("failures", "Calls without a response.")]
-        {
-            let name = format!("mooncake_client_rpc_{ending}");
-            out.head(&name, "counter", help);
-            for (call, row) in &self.rpcs {
-                let value = if ending == "count" { row.latency.count() } else { row.failed };
-                out.sample(&name, &[labels, &[("rpc_name", call)]].concat(), value);
-            }
-        }
+        let rows = self.rpcs.iter().map(|(call, row)| (with(labels, "rpc_name", call), row));
+        let rows: Vec<_> = rows.collect();
+        out.rows("mooncake_client_rpc_", &UPSTREAM_CALLS, &rows);
         let name = "mooncake_client_rpc_latency";
         out.head(name, "histogram", "Latency of calls to the master in microseconds.");
-        for (call, row) in &self.rpcs {
-            histogram(out, name, &[labels, &[("rpc_name", call)]].concat(), &row.latency);
+        for (labels, row) in &rows {
+            histogram(out, name, labels, &row.latency);
         }
     }
 
     fn add_own_operations(&self, out: &mut Exposition, labels: &Labels<'_>) {
-        for (ending, help, value) in [
-            (
-                "objects_total",
-                "Objects that succeeded.",
-                (|objects| objects.done) as fn(&Count) -> u64,
-            ),
-            ("bytes_total", "Bytes of these objects.", |objects| objects.bytes),
-            ("failures_total", "Objects that failed.", |objects| objects.failed),
-        ] {
-            let name = format!("mooncake_client_operation_{ending}");
-            out.head(&name, "counter", help);
-            for (operation, row) in &self.operations {
-                let labels = [labels, &[("operation", operation)]].concat();
-                out.sample(&name, &labels, value(&row.objects));
-            }
-        }
-        let name = "mooncake_client_call_failures_total";
-        out.head(name, "counter", "Calls to the master without a response.");
-        for (call, row) in &self.rpcs {
-            out.sample(name, &[labels, &[("call", call)]].concat(), row.failed);
-        }
+        let rows = self.operations.iter();
+        let rows: Vec<_> = rows.map(|(name, row)| (with(labels, "operation", name), row)).collect();
+        out.rows("mooncake_client_operation_", &OPERATIONS, &rows);
+        let rows = self.rpcs.iter().map(|(call, row)| (with(labels, "call", call), row));
+        out.rows("mooncake_client_call_", &CALLS, &rows.collect::<Vec<_>>());
     }
 
     fn add_durations(&self, out: &mut Exposition, labels: &Labels<'_>) {
@@ -164,15 +169,8 @@ impl MetricsSnapshot {
         let transfers = self.transfers.iter().map(|(name, latency)| (*name, latency));
         let calls = self.rpcs.iter().map(|(name, row)| (*name, &row.latency));
         let mut add = |kind, help, rows: &mut dyn Iterator<Item = (&str, &Latency)>| {
-            let name = format!("mooncake_client_{kind}_duration_seconds");
-            out.head(&name, "histogram", help);
-            for (row, latency) in rows {
-                let seconds = |end: u64| end as f64 / 1e6;
-                let buckets = latency.octaves().into_iter();
-                let buckets = buckets.map(|(end, count)| (end.map(seconds), count));
-                let labels = [labels, &[(kind, row)]].concat();
-                out.histogram(&name, &labels, buckets, latency.sum().as_secs_f64());
-            }
+            let rows = rows.map(|(row, latency)| (with(labels, kind, row), latency));
+            out.durations(&format!("mooncake_client_{kind}_duration_seconds"), help, rows);
         };
         add("operation", "Duration of puts and gets; a batch counts as one.", &mut { operations });
         add("transfer", "Duration of the transfers of bytes within them.", &mut { transfers });
@@ -180,24 +178,7 @@ impl MetricsSnapshot {
     }
 
     fn add_copies(&self, out: &mut Exposition, labels: &Labels<'_>) {
-        for (name, help, value) in [
-            ("hits_total", "Keys found by locate calls.", self.hits),
-            ("misses_total", "Keys not found by locate calls.", self.misses),
-            (
-                "late_reads_total",
-                "Reads that completed after their fence and needed verification.",
-                self.late_reads,
-            ),
-            (
-                "checksum_mismatches_total",
-                "Replicas whose checksum did not match.",
-                self.checksum_mismatches,
-            ),
-            ("skipped_copies_total", "Replicas that could not be read.", self.skipped_copies),
-            ("lost_copies_total", "Replicas that could not be written.", self.lost_copies),
-        ] {
-            counter(out, &format!("mooncake_client_{name}"), help, labels, value);
-        }
+        out.rows("mooncake_client_", &COPIES, &[(labels.to_vec(), self)]);
         let name = "mooncake_client_served_bytes_total";
         out.head(name, "counter", "Bytes by the transport that moved them.");
         for (transport, row) in &self.by_transport {
@@ -217,15 +198,13 @@ impl MetricsSnapshot {
     }
 }
 
-pub(super) fn counter(
-    out: &mut Exposition,
-    name: &str,
-    help: &str,
-    labels: &Labels<'_>,
-    value: u64,
-) {
-    out.head(name, "counter", help);
-    out.sample(name, labels, value);
+/// Returns the labels with one more.
+pub(super) fn with<'a>(
+    labels: &Labels<'a>,
+    name: &'a str,
+    value: &'a str,
+) -> Vec<(&'a str, &'a str)> {
+    [labels, &[(name, value)]].concat()
 }
 
 pub(super) fn histogram(out: &mut Exposition, name: &str, labels: &Labels<'_>, latency: &Latency) {

@@ -5,7 +5,11 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::{DeviceUsage, exposition::Exposition, histogram::Latency};
+use mooncake_base::{
+    DeviceUsage,
+    exposition::{Exposition, Labels, Metric},
+    histogram::Latency,
+};
 
 use super::{EngineSnapshot, TransportSnapshot};
 
@@ -20,32 +24,7 @@ impl EngineSnapshot {
         let peers: Vec<_> =
             self.peers.iter().map(|peer| (peer.name.as_str(), &peer.transports[..])).collect();
         page.transports("peer_", &peers);
-        page.gauge("peers", "open peers", self.peers.len() as u64);
-        page.gauge("peers_max", "limit of open peers", self.peers_max as u64);
-        page.counter("peers_evicted_total", "peers evicted to open others", self.peers_evicted);
-        page.gauge("regions", "registered ranges", self.regions as u64);
-        page.gauge("region_bytes", "bytes of registered ranges", self.region_bytes);
-        let incoming = self.incoming;
-        page.gauge("incoming_connections", "data connections of peers", incoming.open as u64);
-        page.gauge("incoming_connections_max", "limit of them", incoming.limit as u64);
-        page.counter("incoming_refused_total", "refused of them", incoming.refused);
-        let pinned = self.pinned;
-        page.gauge("pinned_buffers", "pinned buffers for device memory", pinned.open as u64);
-        page.gauge("pinned_buffers_max", "limit of them", pinned.limit as u64);
-        page.counter("pinned_refused_total", "requests that timed out", pinned.refused);
-        let batches = self.batches;
-        page.gauge("batches_waiting", "batches queued for a worker", batches.waiting as u64);
-        page.gauge("batches_waiting_max", "limit of them", batches.limit as u64);
-        page.counter("batches_refused_total", "batches refused, queue full", batches.refused);
-        let notifications = self.notifications;
-        page.gauge("notifications_waiting", "notifications queued", notifications.waiting as u64);
-        page.gauge("notifications_waiting_max", "limit of them", notifications.limit as u64);
-        page.counter(
-            "notifications_refused_total",
-            "notifications refused, queue full",
-            notifications.refused,
-        );
-        page.gauge("movers", "worker threads for submitted batches", self.workers as u64);
+        page.0.rows(&format!("{PREFIX}_"), &ENGINE_METRICS, &[(Vec::new(), self)]);
         page.head("connections", "gauge", "data connections to a peer");
         for peer in &self.peers {
             let pool = peer.connections;
@@ -159,7 +138,60 @@ fn rate(bytes: u64, passed: Duration) -> f64 {
 #[derive(Default)]
 struct Page(Exposition);
 
-type Labels<'a> = [(&'a str, &'a str)];
+/// The metrics of an engine without labels.
+static ENGINE_METRICS: [Metric<EngineSnapshot>; 18] = [
+    Metric::gauge("peers", "open peers", |it| it.peers.len() as u64),
+    Metric::gauge("peers_max", "limit of open peers", |it| it.peers_max as u64),
+    Metric::counter("peers_evicted_total", "peers evicted to open others", |it| it.peers_evicted),
+    Metric::gauge("regions", "registered ranges", |it| it.regions as u64),
+    Metric::gauge("region_bytes", "bytes of registered ranges", |it| it.region_bytes),
+    Metric::gauge("incoming_connections", "data connections of peers", |it| {
+        it.incoming.open as u64
+    }),
+    Metric::gauge("incoming_connections_max", "limit of them", |it| it.incoming.limit as u64),
+    Metric::counter("incoming_refused_total", "refused of them", |it| it.incoming.refused),
+    Metric::gauge("pinned_buffers", "pinned buffers for device memory", |it| it.pinned.open as u64),
+    Metric::gauge("pinned_buffers_max", "limit of them", |it| it.pinned.limit as u64),
+    Metric::counter("pinned_refused_total", "requests that timed out", |it| it.pinned.refused),
+    Metric::gauge("batches_waiting", "batches queued for a worker", |it| it.batches.waiting as u64),
+    Metric::gauge("batches_waiting_max", "limit of them", |it| it.batches.limit as u64),
+    Metric::counter("batches_refused_total", "batches refused, queue full", |it| {
+        it.batches.refused
+    }),
+    Metric::gauge("notifications_waiting", "notifications queued", |it| {
+        it.notifications.waiting as u64
+    }),
+    Metric::gauge("notifications_waiting_max", "limit of them", |it| it.notifications.limit as u64),
+    Metric::counter("notifications_refused_total", "notifications refused, queue full", |it| {
+        it.notifications.refused
+    }),
+    Metric::gauge("movers", "worker threads for submitted batches", |it| it.workers as u64),
+];
+
+/// The metrics of each RDMA device.
+static DEVICE_METRICS: [Metric<DeviceUsage>; 6] = [
+    Metric::gauge("active", "1 if the link is up", |one| one.is_active.into()),
+    Metric::counter("link_failures_total", "times the device was given up", |one| {
+        one.link_failures
+    }),
+    Metric::counter("slices_total", "slices moved over the device", |one| one.slices),
+    Metric::gauge("requests_in_flight", "requests in flight", |one| one.in_flight.into()),
+    Metric::gauge("requests_in_flight_max", "limit of them", |one| one.in_flight_max.into()),
+    Metric::gauge("queue_pairs", "connected queue pairs", |one| one.queue_pairs as u64),
+];
+
+/// What a transport has moved, besides the bytes, which have a label for the direction.
+static MOVED_METRICS: [Metric<TransportSnapshot>; 2] = [
+    Metric::counter("batches_total", "batches given to a transport", |one| one.batches),
+    Metric::counter("pieces_total", "transfer entries moved", |one| one.entries),
+];
+
+/// What a transport has not moved.
+static FAILURE_METRICS: [Metric<TransportSnapshot>; 3] = [
+    Metric::counter("errors_total", "transfer entries that failed", |one| one.errors),
+    Metric::counter("unserved_total", "entries left to another transport", |one| one.unserved),
+    Metric::counter("unreachable_total", "times no path could be opened", |one| one.refusals),
+];
 
 impl Page {
     fn head(&mut self, name: &str, kind: &str, help: &str) {
@@ -170,37 +202,13 @@ impl Page {
         self.0.sample(&format!("{PREFIX}_{name}"), labels, value);
     }
 
-    fn gauge(&mut self, name: &str, help: &str, value: u64) {
-        self.0.gauge(&format!("{PREFIX}_{name}"), help, value);
-    }
-
-    fn counter(&mut self, name: &str, help: &str, value: u64) {
-        self.0.counter(&format!("{PREFIX}_{name}"), help, value);
-    }
-
     /// Renders the use of the RDMA devices; without one nothing.
     fn devices(&mut self, devices: &[DeviceUsage]) {
         if devices.is_empty() {
             return;
         }
-        type Column = (&'static str, &'static str, &'static str, fn(&DeviceUsage) -> u64);
-        let columns: [Column; 6] = [
-            ("active", "gauge", "1 if the link is up", |one| one.is_active.into()),
-            ("link_failures_total", "counter", "times the device was given up", |one| {
-                one.link_failures
-            }),
-            ("slices_total", "counter", "slices moved over the device", |one| one.slices),
-            ("requests_in_flight", "gauge", "requests in flight", |one| one.in_flight.into()),
-            ("requests_in_flight_max", "gauge", "limit of them", |one| one.in_flight_max.into()),
-            ("queue_pairs", "gauge", "connected queue pairs", |one| one.queue_pairs as u64),
-        ];
-        for (name, kind, help, value) in columns {
-            let name = format!("device_{name}");
-            self.head(&name, kind, help);
-            for one in devices {
-                self.sample(&name, &[("device", &one.name)], value(one));
-            }
-        }
+        let rows: Vec<_> = devices.iter().map(|one| (vec![("device", &*one.name)], one)).collect();
+        self.0.rows(&format!("{PREFIX}_device_"), &DEVICE_METRICS, &rows);
         self.head("device_bytes_total", "counter", "bytes moved over the device");
         for one in devices {
             for (operation, bytes) in [("read", one.bytes_read), ("write", one.bytes_written)] {
@@ -219,41 +227,21 @@ impl Page {
 
     /// Renders the counters of each transport, in total or per peer.
     fn transports(&mut self, part: &str, owners: &[(&str, &[TransportSnapshot])]) {
-        type Column = (&'static str, &'static str, &'static str, fn(&TransportSnapshot) -> u64);
-        let columns: [Column; 7] = [
-            ("batches_total", "batches given to a transport", "", |one| one.batches),
-            ("pieces_total", "transfer entries moved", "", |one| one.entries),
-            ("bytes_total", "bytes moved", "read", |one| one.bytes_read),
-            ("bytes_total", "bytes moved", "write", |one| one.bytes_written),
-            ("errors_total", "transfer entries that failed", "", |one| one.errors),
-            ("unserved_total", "entries left to another transport", "", |one| one.unserved),
-            ("unreachable_total", "times no path could be opened", "", |one| one.refusals),
-        ];
-        for (name, help, operation, value) in columns {
-            let name = format!("{part}{name}");
-            if operation != "write" {
-                self.head(&name, "counter", help);
-            }
-            for (mut labels, one) in used(owners) {
-                if !operation.is_empty() {
-                    labels.push(("operation", operation));
-                }
-                self.sample(&name, &labels, value(one));
+        let prefix = format!("{PREFIX}_{part}");
+        let rows: Vec<_> = used(owners).collect();
+        self.0.rows(&prefix, &MOVED_METRICS, &rows);
+        let name = format!("{part}bytes_total");
+        self.head(&name, "counter", "bytes moved");
+        for operation in ["read", "write"] {
+            for (labels, one) in &rows {
+                let bytes = if operation == "read" { one.bytes_read } else { one.bytes_written };
+                self.sample(&name, &[labels, &[("operation", operation)][..]].concat(), bytes);
             }
         }
-        let name = format!("{part}latency_seconds");
-        self.head(&name, "histogram", "duration of a batch");
-        for (labels, one) in used(owners) {
-            let classes =
-                one.latency.octaves().into_iter().map(|(end, count)| (end.map(seconds), count));
-            let sum = one.latency.sum().as_secs_f64();
-            self.0.histogram(&format!("{PREFIX}_{name}"), &labels, classes, sum);
-        }
+        self.0.rows(&prefix, &FAILURE_METRICS, &rows);
+        let rows = rows.into_iter().map(|(labels, one)| (labels, &one.latency));
+        self.0.durations(&format!("{prefix}latency_seconds"), "duration of a batch", rows);
     }
-}
-
-fn seconds(micros: u64) -> f64 {
-    micros as f64 / 1e6
 }
 
 /// Labels and counters of every used transport.
