@@ -83,8 +83,7 @@ impl Load {
     pub(crate) fn measure(&self, queued: u64, took: Duration, now: Moment) {
         let took = took.as_secs_f64().max(1e-7);
         let sample = (queued as f64 / took) as u64;
-        let before = self.rate.load(Ordering::Relaxed);
-        let rate = if before == 0 { sample } else { updated_mean(before, sample) };
+        let rate = updated_mean(self.rate.load(Ordering::Relaxed), sample);
         self.rate.store(rate.max(1), Ordering::Relaxed);
         self.measured.store(nanoseconds(now), Ordering::Relaxed);
     }

@@ -6,11 +6,14 @@
 //! to be preferred, so that noise causes no change.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
     time::Duration,
 };
 
-use mooncake_base::running_mean::{size_class, updated_mean};
+use mooncake_base::{
+    Backoff,
+    running_mean::{size_class, updated_mean},
+};
 
 use crate::{transfer_entry::TransferEntry, transport::RemoteMemory};
 
@@ -39,9 +42,9 @@ const WARM_UP_TRANSFERS: u64 = 16;
 /// Time spent on transfers of one kind before the first trial of another path.
 const FIRST_TRIAL_NANOS: u64 = 10_000_000;
 
-/// Minimum and maximum pause after a trial, in multiples of the trial's own duration.
-const PAUSE_MIN: u64 = 64;
-const PAUSE_MAX: u64 = 4096;
+/// The first and the longest pause after a trial, in multiples of the trial's own duration.
+const PAUSE_MIN: u32 = 64;
+const PAUSE_MAX: u32 = 4096;
 
 /// If process_vm_readv is probed to be slower than this, the path is unproven from the start.
 const UNPROVEN_BYTES_PER_SECOND: u64 = 3_000_000_000;
@@ -78,8 +81,8 @@ struct ClassStats {
     spent: AtomicU64,
     /// The value of `spent` at which the next trial is due.
     trial_at: AtomicU64,
-    /// The pause after the last trial, in multiples of its duration.
-    pause: AtomicU64,
+    /// Trials so far, which decide the next pause; [`UNPROVEN`] before the first.
+    trials: AtomicU32,
 }
 
 #[derive(Debug, Default)]
@@ -186,7 +189,7 @@ impl PathStats {
         let per_mib = u128::from(nanos) * (1 << 20) / u128::from(size_class.bytes.max(1));
         cost.record(u64::try_from(per_mib).unwrap_or(u64::MAX));
         if is_trial {
-            class.end_trial(nanos);
+            class.end_trial(Duration::from_nanos(nanos));
         }
     }
 
@@ -196,7 +199,7 @@ impl PathStats {
             return;
         }
         for class in &self.classes[SIZES..] {
-            class.pause.store(UNPROVEN, Ordering::Relaxed);
+            class.trials.store(UNPROVEN, Ordering::Relaxed);
         }
     }
 
@@ -221,12 +224,12 @@ impl PathStats {
     }
 }
 
-/// The pause of a class whose first path is unproven and that had no trial yet.
-const UNPROVEN: u64 = u64::MAX;
+/// The trials of a class whose first path is unproven and that had none yet.
+const UNPROVEN: u32 = u32::MAX;
 
 impl ClassStats {
     fn is_unproven(&self) -> bool {
-        self.pause.load(Ordering::Relaxed) == UNPROVEN
+        self.trials.load(Ordering::Relaxed) == UNPROVEN
     }
 
     /// Returns whether a trial is due and claims the trial for the caller.
@@ -243,15 +246,14 @@ impl ClassStats {
                 .is_ok()
     }
 
-    fn end_trial(&self, nanos: u64) {
-        let before = self.pause.load(Ordering::Relaxed);
-        let pause = match before {
-            UNPROVEN | 0 => PAUSE_MIN,
-            pause => (pause * 2).min(PAUSE_MAX),
-        };
-        self.pause.store(pause, Ordering::Relaxed);
+    fn end_trial(&self, took: Duration) {
+        let before = self.trials.load(Ordering::Relaxed);
+        let trials = if before == UNPROVEN { 0 } else { before };
+        self.trials.store(trials + 1, Ordering::Relaxed);
+        let pauses = Backoff::new(took.saturating_mul(PAUSE_MIN), took.saturating_mul(PAUSE_MAX));
+        let pause = u64::try_from(pauses.pause(trials).as_nanos()).unwrap_or(u64::MAX);
         let spent = self.spent.load(Ordering::Relaxed);
-        self.trial_at.store(spent.saturating_add(nanos.saturating_mul(pause)), Ordering::Relaxed);
+        self.trial_at.store(spent.saturating_add(pause), Ordering::Relaxed);
     }
 }
 
@@ -268,10 +270,7 @@ impl MeanCost {
     fn record(&self, nanos: u64) {
         let nanos = nanos.min(u64::MAX / 16);
         // Load once: a concurrent store may change the value by orders of magnitude.
-        let mean = match self.nanos() {
-            0 => nanos,
-            mean => updated_mean(mean, nanos),
-        };
+        let mean = updated_mean(self.nanos(), nanos);
         self.nanos_per_mib.store(mean.max(1), Ordering::Relaxed);
         self.count.fetch_add(1, Ordering::Relaxed);
     }
@@ -319,6 +318,17 @@ mod tests {
         let path_stats = PathStats::default();
         let (serves, _) = run(&path_stats, [400_000, 100_000], 4);
         assert_eq!(serves, Decision::Second);
+    }
+
+    #[test]
+    fn pauses_between_trials_double() {
+        for before in [0, UNPROVEN] {
+            let class = ClassStats { trials: before.into(), ..ClassStats::default() };
+            for factor in [64, 128, 256, 512, 1024, 2048, 4096, 4096] {
+                class.end_trial(Duration::from_nanos(1000));
+                assert_eq!(class.trial_at.load(Ordering::Relaxed), factor * 1000);
+            }
+        }
     }
 
     #[test]
