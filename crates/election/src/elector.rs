@@ -55,6 +55,19 @@ struct Shared {
     changed: Condvar,
     is_closed: AtomicBool,
     validity: Arc<Validity>,
+    /// The values that the service held when it was last asked.
+    known: Mutex<Known>,
+}
+
+/// What is known of the service.
+#[derive(Debug, Clone, Default)]
+pub struct Known {
+    /// The values that it held last.
+    pub snapshot: Snapshot,
+    /// Why the last call failed; `None` if it succeeded.
+    pub failure: Option<Error>,
+    /// Number of calls that failed.
+    pub failures: u64,
 }
 
 impl Elector {
@@ -69,6 +82,7 @@ impl Elector {
             changed: Condvar::new(),
             is_closed: AtomicBool::new(false),
             validity: Arc::default(),
+            known: Mutex::default(),
         });
         let mut elector = Self { shared, threads: Vec::new() };
         let tasks: [Task; 2] = [("mc-lease", Shared::call), ("mc-watch", Shared::watch)];
@@ -86,6 +100,16 @@ impl Elector {
     /// The role at this moment.
     pub fn role(&self) -> Role {
         self.shared.election.lock().role(SystemClock.now())
+    }
+
+    /// What the service held when it was last asked.
+    pub fn known(&self) -> Known {
+        self.shared.known.lock().clone()
+    }
+
+    /// Address of the service for messages.
+    pub fn service_address(&self) -> String {
+        self.shared.service.address()
     }
 
     /// The check at the moment of each answer.
@@ -138,6 +162,7 @@ impl Elector {
         }
         // The call may have been carried out although it failed, or by an earlier attempt.
         let snapshot = service.read(deadline)?;
+        self.shared.record(&snapshot);
         self.shared.update(|election, now| election.observe(&snapshot, now));
         if snapshot.in_sync.as_ref() == Some(&change.to) {
             return Ok(());
@@ -164,9 +189,19 @@ impl Elector {
         self.shared.update(|election, now| election.restart(history, now));
     }
 
+    /// Says whether the log has all that this member has confirmed; see [`Election::set_complete`].
+    pub fn set_complete(&self, is_complete: bool) {
+        self.shared.update(|election, now| election.set_complete(is_complete, now));
+    }
+
     /// Makes this master leader although the in-sync set does not name it; see [`Election::force`].
     pub fn force(&self) {
         self.shared.update(Election::force);
+    }
+
+    /// Returns whether this master leads by an operator's word, although others had changes that it lacks.
+    pub fn overrules_others(&self) -> bool {
+        self.shared.election.lock().overrules_others()
     }
 
     fn lease(&self) -> Result<Lease> {
@@ -228,18 +263,33 @@ impl Shared {
     fn ask(&self, request: &Request, deadline: Moment) -> Answer {
         let service = &self.service;
         let answer = match request {
-            Request::Read => service.read(deadline).map(Answer::Snapshot),
+            Request::Read => service.read(deadline).map(|snapshot| {
+                self.record(&snapshot);
+                Answer::Snapshot(snapshot)
+            }),
             Request::Acquire(bid) => service.acquire(bid, deadline).map(Answer::Acquisition),
             Request::Renew(lease) => service.renew(lease, deadline).map(Answer::Hold),
             Request::Release(lease) => service.release(lease, deadline).map(|()| Answer::Done),
             Request::MarkLost(lost) => service.mark_lost(lost, deadline).map(|()| Answer::Done),
         };
-        answer.unwrap_or_else(|error| {
-            if !self.is_closed.load(Ordering::Acquire) {
-                tracing::warn!(%error, "the lease service does not answer");
+        match answer {
+            Ok(answer) => {
+                self.known.lock().failure = None;
+                answer
             }
-            Answer::Failed
-        })
+            Err(error) => {
+                if !self.is_closed.load(Ordering::Acquire) {
+                    tracing::warn!(%error, "the lease service does not answer");
+                }
+                let known = &mut *self.known.lock();
+                (known.failure, known.failures) = (Some(error), known.failures + 1);
+                Answer::Failed
+            }
+        }
+    }
+
+    fn record(&self, snapshot: &Snapshot) {
+        self.known.lock().snapshot = snapshot.clone();
     }
 
     /// Hands changes of the values in the service to the election.
@@ -249,6 +299,7 @@ impl Shared {
             match self.service.watch(&seen, SystemClock.now() + WATCH_WINDOW) {
                 Ok(snapshot) => {
                     if !snapshot.has_values_of(&seen) {
+                        self.record(&snapshot);
                         self.update(|election, now| election.observe(&snapshot, now));
                     }
                     seen = snapshot;

@@ -16,8 +16,8 @@ const ID_BYTES_MAX: usize = 128;
 /// Maximum length of the value in the service.
 const VALUE_BYTES_MAX: usize = 4096;
 
-/// The id of a member. It belongs to the data of the member, not to its address: a member that has
-/// lost data takes a new id, and so is in no set.
+/// The id of a member. It belongs to the data of the member, not to its address: an empty folder is a
+/// new member.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MemberId(String);
 

@@ -9,7 +9,7 @@
 mod api;
 mod time;
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock, sync::Mutex};
 use serde_json::{Value, json};
@@ -33,6 +33,10 @@ const OWNER: &str = "mooncake.io/owner-token";
 
 /// Attempts of a change whose object is changed by others meanwhile.
 const TRIES: usize = 4;
+
+/// The API server as a pod reaches it, and the files of its service account.
+const API_SERVER: &str = "https://kubernetes.default.svc";
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// A cluster's leader in a Lease.
 #[derive(Debug)]
@@ -58,6 +62,22 @@ impl KubernetesLease {
     pub fn new(api: ApiServer, name: &str, ttl: Duration) -> Result<Self> {
         api::check_name(name)?;
         Ok(Self { api, name: name.to_owned(), ttl, observed: Mutex::default() })
+    }
+
+    /// Creates the client of a Lease for a program in a pod, with the service account of the pod.
+    ///
+    /// # Errors
+    /// The program does not run in a pod, or a name is invalid.
+    pub fn in_pod(namespace: &str, name: &str, ttl: Duration) -> Result<Self> {
+        let folder = Path::new(SERVICE_ACCOUNT);
+        let certificates = std::fs::read(folder.join("ca.crt")).map_err(|source| {
+            let text = "the service account of the pod cannot be read; k8s:// works inside pods";
+            Error::new(ErrorCode::K8S_LEASE_OPERATION_ERROR, text)
+                .with("folder", SERVICE_ACCOUNT)
+                .caused_by(source)
+        })?;
+        let token = Some(folder.join("token"));
+        Self::new(ApiServer::new(API_SERVER, namespace, Some(&certificates), token)?, name, ttl)
     }
 
     /// Returns whether the lease in an object is over, by what this process has observed.

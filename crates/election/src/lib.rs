@@ -23,9 +23,9 @@ pub mod view;
 
 use mooncake_kv_client::ErrorTexts;
 
-pub use elector::Elector;
+pub use elector::{Elector, Validity};
 pub use in_sync::{InSyncSet, MemberId};
-pub use rules::{Election, Role, Timing};
+pub use rules::{Election, History, Obstacle, Role, Timing};
 pub use service::{Acquisition, Basis, Bid, Change, Hold, LeaseService, Snapshot};
 pub use view::{ClusterId, Leader, LeaderAddress, Lease, OwnerToken, View};
 

@@ -99,6 +99,8 @@ pub enum Obstacle {
     LeaderPresent,
     /// The in-sync set does not name this member.
     NotInSync,
+    /// The log of this member may lack changes, which other members of the set have.
+    MayLackChanges,
     /// The service has lost the in-sync set of a cluster that has a history.
     SetLost,
     /// The service's numbers of views are lower than those in the log.
@@ -186,6 +188,8 @@ pub struct Election {
     timing: Timing,
     member: MemberId,
     history: History,
+    /// The log has every change that this member has ever confirmed.
+    is_complete: bool,
     random: SplitMix64,
     phase: Phase,
     obstacle: Obstacle,
@@ -200,6 +204,8 @@ pub struct Election {
     /// Since when the service is known to have no set.
     set_missing_since: Option<Moment>,
     is_forced: bool,
+    /// The last forced attempt disregards a set that names other members.
+    overrules_others: bool,
 }
 
 impl Election {
@@ -213,6 +219,7 @@ impl Election {
             timing,
             member,
             history,
+            is_complete: true,
             random: SplitMix64::new(seed),
             phase: Phase::Following { plan: Plan::Read, due: now },
             obstacle: Obstacle::Unknown,
@@ -223,6 +230,7 @@ impl Election {
             view_max,
             set_missing_since: None,
             is_forced: false,
+            overrules_others: false,
         }
     }
 
@@ -336,6 +344,15 @@ impl Election {
         }
     }
 
+    /// Says whether the log has every change that this member has ever confirmed. Without them it leads
+    /// only if the set names no other member.
+    pub fn set_complete(&mut self, is_complete: bool, now: Moment) {
+        self.is_complete = is_complete;
+        if matches!(self.phase, Phase::Following { .. }) && !self.is_bidding() {
+            self.plan(Plan::Read, now);
+        }
+    }
+
     /// Makes the master leader although the in-sync set does not name it, as soon as no other leads.
     /// Changes that it does not have are lost.
     pub fn force(&mut self, now: Moment) {
@@ -417,10 +434,19 @@ impl Election {
         }
         if self.is_forced {
             let set = self.forced_set(snapshot);
+            self.overrules_others = snapshot.in_sync.as_ref().is_some_and(|set| {
+                !set.members.is_empty()
+                    && (!set.members.contains(&self.member)
+                        || (!self.is_complete && set.members.len() > 1))
+            });
             return self.plan(Plan::Bid(Basis::Forced, set), now);
         }
+        self.overrules_others = false;
         match (&snapshot.in_sync, self.history) {
             (Some(set), _) if set.members.contains(&self.member) => {
+                if !self.is_complete && set.members.len() > 1 {
+                    return self.wait_for_change(Obstacle::MayLackChanges, now);
+                }
                 self.plan(Plan::Bid(Basis::Member, set.clone()), now);
             }
             (Some(set), _) if set.members.is_empty() => {
@@ -450,6 +476,11 @@ impl Election {
         let number = snapshot.in_sync.as_ref().map_or(1, |set| set.number.saturating_add(1));
         let view_base = self.view_max.0;
         InSyncSet { number, view_base, ..InSyncSet::founded_by(&self.member) }
+    }
+
+    /// Returns whether this member leads although others had changes that it lacks.
+    pub fn overrules_others(&self) -> bool {
+        self.overrules_others
     }
 
     /// Takes the lead, unless the lease is over already or its view is not above all others.
