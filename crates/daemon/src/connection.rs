@@ -244,7 +244,7 @@ impl Drop for Connection<'_> {
 }
 
 fn refusal(error: &Error) -> v1::Response {
-    v1::Response { call: Some(response::Call::Failure(error.into())) }
+    v1::Response { call: Some(response::Call::Failure(error.into())), ..v1::Response::default() }
 }
 
 fn is_late(error: &io::Error) -> bool {

@@ -43,7 +43,7 @@ fn link(asked: mpsc::SyncSender<v1::Request>) -> Arc<InProcessLink> {
             _ => response::Call::Unregister(v1::UnregisterResponse {}),
         };
         asked.send(request).unwrap();
-        Ok(v1::Response { call: Some(answer) })
+        Ok(v1::Response { call: Some(answer), ..v1::Response::default() })
     }))
 }
 

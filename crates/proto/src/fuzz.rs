@@ -209,7 +209,7 @@ fn responses() -> Target {
         }),
         Answer::Failure(failure),
     ];
-    let full = calls.map(|call| v1::Response { call: Some(call) });
+    let full = calls.map(|call| v1::Response { call: Some(call), ..v1::Response::default() });
     let mut seeds: Vec<_> = empty_calls().chain(full.iter().map(frame)).collect();
     seeds.push([frame(&full[0]), frame(&full[1])].concat());
     let run = |bytes: &[u8]| {

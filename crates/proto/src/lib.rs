@@ -6,7 +6,8 @@
 //! items and keys. [`columns`] is the encoding of batches.
 //! [`native_frame`] is the codec of the native protocol, without I/O, [`native_token`] the proof of a
 //! token in its greeting. [`decode_limits`] bounds the
-//! memory of decoded messages. [`records`] holds the messages between clients about records on disk.
+//! memory of decoded messages. [`records`] holds the messages between clients about records on disk,
+//! [`standby`] those between several masters.
 //! [`convert`] converts wire types to the checked types of
 //! `mooncake-base` and back.
 #![warn(missing_docs)]
@@ -23,6 +24,7 @@ pub mod items;
 pub mod native_frame;
 pub mod native_token;
 pub mod records;
+pub mod standby;
 
 /// The generated messages, and with the feature `grpc` the service.
 pub mod v1 {

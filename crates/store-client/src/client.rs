@@ -112,6 +112,9 @@ impl Client {
         let patience =
             RetryPatience { time: config.retry_patience, awaits_connection: config.awaits_master };
         let times = (config.rpc_timeout, patience);
+        // A new leader knows the memory of this client only after it was announced.
+        let beating = Arc::clone(&lifetime);
+        link.on_leader_change(Box::new(move || beating.hasten_heartbeat()));
         let rpc = MasterRpc::new(link, (id, tenant), times, &lifetime, &metrics);
         let disks = Disks::open(&config, &engine, &metrics)?;
         let asked_keys = AskedKeys::new(config.prefetch);

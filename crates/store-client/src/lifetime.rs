@@ -20,6 +20,8 @@ pub(crate) struct Lifetime {
 struct State {
     is_closed: bool,
     is_heartbeat_stopped: bool,
+    /// The next heartbeat is due at once.
+    is_heartbeat_due: bool,
 }
 
 impl Lifetime {
@@ -84,6 +86,27 @@ impl Lifetime {
         false
     }
 
+    /// Makes the next heartbeat due at once.
+    pub(crate) fn hasten_heartbeat(&self) {
+        self.state.lock().is_heartbeat_due = true;
+        self.changed.notify_all();
+    }
+
+    /// Sleeps until the next heartbeat is due, after `time` at the latest. Returns whether the client is
+    /// still open.
+    pub(crate) fn wait_for_heartbeat(&self, time: Duration) -> bool {
+        let until = SystemClock.now() + time;
+        let mut state = self.state.lock();
+        while !state.is_closed {
+            let left = until.left(SystemClock.now());
+            if std::mem::take(&mut state.is_heartbeat_due) || left.is_zero() {
+                return true;
+            }
+            self.changed.wait_for(&mut state, left);
+        }
+        false
+    }
+
     /// Records that the heartbeat thread has ended.
     pub(crate) fn record_heartbeat_end(&self) {
         self.state.lock().is_heartbeat_stopped = true;
@@ -110,6 +133,16 @@ mod tests {
     use mooncake_base::ErrorKind;
 
     use super::*;
+
+    #[test]
+    fn heartbeat_that_is_due_at_once_does_not_wait() {
+        let lifetime = Lifetime::new("node".to_owned());
+        lifetime.hasten_heartbeat();
+        assert!(lifetime.wait_for_heartbeat(Duration::from_secs(3600)));
+        assert!(lifetime.wait_for_heartbeat(Duration::ZERO));
+        lifetime.close();
+        assert!(!lifetime.wait_for_heartbeat(Duration::from_secs(3600)));
+    }
 
     #[test]
     fn closing_ends_a_sleep_and_refuses_calls() {

@@ -12,6 +12,7 @@ mod dial;
 mod located;
 mod pool;
 mod socket;
+mod view_fence;
 
 use std::{
     fmt,
@@ -48,9 +49,18 @@ pub trait MasterLink: fmt::Debug + Send + Sync {
     /// The master's address, for messages.
     fn address(&self) -> String;
 
+    /// Has `told` called whenever another master leads. Called once; a link to a single master does
+    /// nothing.
+    fn on_leader_change(&self, told: LeaderChange) {
+        let _ = told;
+    }
+
     /// Closes the link. Pending calls fail soon, later calls at once.
     fn close(&self);
 }
+
+/// Is called when another master leads. It must not block.
+pub type LeaderChange = Box<dyn Fn() + Send + Sync>;
 
 /// Opens a link to a master at any form of [`MasterAddress`]. The first call connects.
 ///

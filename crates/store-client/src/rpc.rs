@@ -273,7 +273,7 @@ mod tests {
         fn call(&self, request: v1::Request, _: Moment) -> Result<v1::Response, Box<CallFailure>> {
             self.requests.lock().push(request.clone());
             match self.replies.lock().pop_front().flatten() {
-                Some(reply) => Ok(v1::Response { call: Some(reply) }),
+                Some(reply) => Ok(v1::Response { call: Some(reply), ..v1::Response::default() }),
                 None => Err(Box::new(CallFailure {
                     error: Error::new(ErrorCode::RPC_FAIL, "lost"),
                     kind: self.failure,

@@ -111,6 +111,10 @@ pub struct FenceRelease {
 /// The response to a `Request`: the response of the same name, or the failure of the whole call.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Response {
+    /// The number of the leadership under which one of several masters answers; 0: a single master. A
+    /// client that has seen a higher number does not take the answer.
+    #[prost(uint64, tag = "105")]
+    pub view: u64,
     #[prost(
         oneof = "response::Call",
         tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 100"

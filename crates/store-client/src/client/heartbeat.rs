@@ -26,7 +26,7 @@ fn run_heartbeats(inner: &Arc<ClientInner>) {
     let mut is_reachable = true;
     let mut last_logged = SystemClock.now();
     let mut pause = inner.session.heartbeat_pause(true);
-    while inner.lifetime.sleep_or_closed(pause) {
+    while inner.lifetime.wait_for_heartbeat(pause) {
         inner.session.free_expired();
         inner.log_metrics(&mut last_logged);
         let outcome = inner.session.heartbeat();

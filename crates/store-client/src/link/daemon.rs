@@ -1,6 +1,6 @@
 //! Link to the master through this host's daemon, which forwards calls.
 
-use std::{error::Error as _, time::Duration};
+use std::{error::Error as _, sync::Arc, time::Duration};
 
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
 pub use mooncake_proto::native_frame::DaemonGreeting;
@@ -38,7 +38,8 @@ impl DaemonLink {
         // The daemon itself proves the token to the master. Its dummy clients are processes of its
         // host and prove nothing.
         let config = LinkConfig { token: None, ..config };
-        let inner = SocketLink::to(address.parse::<Endpoint>()?.or_port(DEFAULT_PORT), config);
+        let address = address.parse::<Endpoint>()?.or_port(DEFAULT_PORT);
+        let inner = SocketLink::to(address, config, Arc::default());
         let greeting = loop {
             match inner.greeting(until) {
                 Ok(greeting) => break greeting,

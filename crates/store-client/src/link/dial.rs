@@ -125,6 +125,10 @@ fn dial_unix(tcp: &ServerGreeting, token: Option<&Token>, deadline: Moment) -> O
 fn greet(socket: Socket, deadline: Moment) -> Result<Greeted> {
     let mut connection = Connection::new(socket);
     let greeting = connection.greet(deadline).map_err(no_greeting)?;
+    // A standby: it answers no calls, and says who leads.
+    if let Some(refusal) = &greeting.refusal {
+        return Err(refusal.into());
+    }
     if greeting.version == native_frame::VERSION {
         Ok((connection, greeting))
     } else {

@@ -2,8 +2,8 @@
 //! names.
 
 use std::{
-    path::PathBuf,
-    sync::Arc,
+    fmt,
+    sync::{Arc, OnceLock},
     thread::{self, JoinHandle},
     time::Duration,
 };
@@ -13,15 +13,16 @@ use mooncake_base::{
     sync::{Condvar, Mutex},
 };
 use mooncake_election::{
-    ClusterId, LeaderAddress, LeaseService, Snapshot, View,
-    etcd::EtcdLease,
-    kubernetes::{ApiServer, KubernetesLease},
-    redis::RedisLease,
+    ClusterId, LeaderAddress, LeaseService, Snapshot, View, etcd::EtcdLease,
+    kubernetes::KubernetesLease, redis::RedisLease,
 };
 use mooncake_os::fork;
 use mooncake_proto::v1;
 
-use super::{CallFailure, MasterLink, SocketLink, pool, socket::DEFAULT_PORT};
+use super::{
+    CallFailure, LeaderChange, MasterLink, SocketLink, pool, socket::DEFAULT_PORT,
+    view_fence::ViewFence,
+};
 use crate::{config::LinkConfig, master_address::MasterAddress, protocol::AttemptFailure};
 
 /// Time that the first call waits for a leader.
@@ -40,10 +41,6 @@ const READ_TIMEOUT: Duration = Duration::from_secs(2);
 /// Only a master's own lease has a duration; for clients any will do.
 const ANY_TTL: Duration = Duration::from_secs(5);
 
-/// The API server as a pod reaches it, and the files of its service account.
-const API_SERVER: &str = "https://kubernetes.default.svc";
-const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-
 /// A link that follows the leader.
 #[derive(Debug)]
 pub struct LocatedLink {
@@ -52,7 +49,6 @@ pub struct LocatedLink {
     generation: u64,
 }
 
-#[derive(Debug)]
 struct LeaderLocator {
     address: MasterAddress,
     config: LinkConfig,
@@ -61,6 +57,14 @@ struct LeaderLocator {
     /// The state has changed.
     changed: Condvar,
     first_wait_ends: Moment,
+    views: Arc<ViewFence>,
+    told: OnceLock<LeaderChange>,
+}
+
+impl fmt::Debug for LeaderLocator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeaderLocator").field("address", &self.address).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]
@@ -76,6 +80,8 @@ struct State {
     next: usize,
     /// Whether a call looks for a master in the list.
     is_searching: bool,
+    /// Whether a master of the list was found before.
+    has_led: bool,
     /// The last failure of the service.
     failure: Option<Error>,
     /// When a call asked the service last.
@@ -104,6 +110,8 @@ impl LocatedLink {
             state: Mutex::default(),
             changed: Condvar::new(),
             first_wait_ends: SystemClock.now() + FIRST_WAIT,
+            views: Arc::default(),
+            told: OnceLock::new(),
         });
         let mut watcher = None;
         if let Source::Service(service) = &shared.source {
@@ -162,6 +170,10 @@ impl MasterLink for LocatedLink {
             Some(current) => current.endpoint.to_string(),
             None => self.shared.address.to_string(),
         }
+    }
+
+    fn on_leader_change(&self, told: LeaderChange) {
+        let _ = self.shared.told.set(told);
     }
 
     fn close(&self) {
@@ -253,6 +265,11 @@ impl LeaderLocator {
         state.next = index;
         let endpoint = list[index].clone();
         state.current = Some(Current { endpoint, view: View(0), link: Arc::clone(&link) });
+        let is_first = !std::mem::replace(&mut state.has_led, true);
+        drop(state);
+        if !is_first {
+            self.tell();
+        }
         Ok(link)
     }
 
@@ -267,8 +284,8 @@ impl LeaderLocator {
         let mut last = None;
         for turn in 0..list.len() {
             let index = (first + turn) % list.len();
-            let link =
-                SocketLink::to(list[index].clone().or_port(DEFAULT_PORT), self.config.clone());
+            let address = list[index].clone().or_port(DEFAULT_PORT);
+            let link = SocketLink::to(address, self.config.clone(), Arc::clone(&self.views));
             let now = SystemClock.now();
             // A silent master must leave time for the masters after it.
             let share = until.left(now) / u32::try_from(list.len() - turn).unwrap_or(1);
@@ -370,8 +387,7 @@ impl LeaderLocator {
                 );
                 return;
             }
-            current.view = leader.view;
-            if current.endpoint == endpoint {
+            if leader.view == current.view && current.endpoint == endpoint {
                 return;
             }
             tracing::info!(from = %current.endpoint, to = %endpoint, view = %leader.view, "another master leads");
@@ -379,9 +395,19 @@ impl LeaderLocator {
             current.link.close();
         }
         if !state.is_closed {
-            let link = Arc::new(SocketLink::to(endpoint.clone(), self.config.clone()));
+            let (config, views) = (self.config.clone(), Arc::clone(&self.views));
+            let link = Arc::new(SocketLink::to(endpoint.clone(), config, views));
             state.current = Some(Current { endpoint, view: leader.view, link });
             self.changed.notify_all();
+            drop(state);
+            self.tell();
+        }
+    }
+
+    /// Tells the client that another master leads, which knows nothing of it yet.
+    fn tell(&self) {
+        if let Some(told) = self.told.get() {
+            told();
         }
     }
 }
@@ -409,17 +435,7 @@ fn source(address: &MasterAddress, config: &LinkConfig) -> Result<Source> {
             Arc::new(RedisLease::new(server.clone(), &cluster()?, ANY_TTL))
         }
         MasterAddress::Kubernetes { namespace, lease } => {
-            let folder = PathBuf::from(SERVICE_ACCOUNT);
-            let certificates = std::fs::read(folder.join("ca.crt")).map_err(|source| {
-                let text =
-                    "the service account of the pod cannot be read; k8s:// works inside pods";
-                Error::new(ErrorCode::K8S_LEASE_OPERATION_ERROR, text)
-                    .with("folder", SERVICE_ACCOUNT)
-                    .caused_by(source)
-            })?;
-            let token = Some(folder.join("token"));
-            let api = ApiServer::new(API_SERVER, namespace, Some(&certificates), token)?;
-            Arc::new(KubernetesLease::new(api, lease, ANY_TTL)?)
+            Arc::new(KubernetesLease::in_pod(namespace, lease, ANY_TTL)?)
         }
     };
     Ok(Source::Service(service))

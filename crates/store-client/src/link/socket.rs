@@ -1,6 +1,6 @@
 //! Client side of the native protocol: blocking sockets, used by the calling thread itself.
 
-use std::{io, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, ErrorKind, Moment, Result, SystemClock};
@@ -16,6 +16,7 @@ use super::{
     connection::{Connection, ExchangeError},
     dial,
     pool::{Pool, Slot},
+    view_fence::ViewFence,
 };
 use crate::{config::LinkConfig, protocol::AttemptFailure};
 
@@ -46,6 +47,7 @@ pub struct SocketLink {
     /// The connections of calls that the master holds until it has something to say.
     waiting: Pool,
     circuit: Mutex<Circuit>,
+    views: Arc<ViewFence>,
     generation: u64,
 }
 
@@ -55,11 +57,12 @@ impl SocketLink {
     /// # Errors
     /// The address is invalid.
     pub fn new(address: &str, config: LinkConfig) -> Result<Self> {
-        Ok(Self::to(address.parse::<Endpoint>()?.or_port(DEFAULT_PORT), config))
+        let address = address.parse::<Endpoint>()?.or_port(DEFAULT_PORT);
+        Ok(Self::to(address, config, Arc::default()))
     }
 
-    /// Creates a link to the address.
-    pub(super) fn to(address: Endpoint, config: LinkConfig) -> Self {
+    /// Creates a link to the address of one of several masters.
+    pub(super) fn to(address: Endpoint, config: LinkConfig, views: Arc<ViewFence>) -> Self {
         Self {
             address,
             pool: Pool::new(config.connections_max),
@@ -67,6 +70,7 @@ impl SocketLink {
             waiting: Pool::new(WAITING_CONNECTIONS_MAX),
             config,
             circuit: Mutex::default(),
+            views,
             generation: fork::generation(),
         }
     }
@@ -137,6 +141,8 @@ impl SocketLink {
         let error = match exchanged {
             Ok(Ok(response)) => {
                 slot.connection = Some(connection);
+                // The master may have executed the call.
+                self.views.check(&response).map_err(|error| (AttemptFailure::Broken, error))?;
                 return match refusal(&response) {
                     Some(error) => Err((AttemptFailure::Refused, error)),
                     None => Ok(response),

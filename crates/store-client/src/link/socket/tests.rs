@@ -152,7 +152,8 @@ fn serve(
                     clients: u64::from(is_unix),
                     ..Default::default()
                 };
-                let response = v1::Response { call: Some(Reply::Status(status)) };
+                let response =
+                    v1::Response { call: Some(Reply::Status(status)), ..v1::Response::default() };
                 outgoing.clear();
                 native_frame::encode(&response, &mut outgoing).unwrap();
                 if stream.write_all(&outgoing).is_err() {
