@@ -4,6 +4,7 @@
 //! Plain tables without an eviction order, time or clients.
 //! [`State::restore`](crate::state::State::restore) makes a working state of an image.
 
+mod encode;
 mod logged_objects;
 
 use std::{collections::BTreeMap, time::Duration};

@@ -107,6 +107,9 @@ impl Log {
             image.replay(&self.snapshot).unwrap();
             image.replay(&self.since).unwrap();
             assert_eq!(replayed, LogView::of(&image), "a snapshot taken meanwhile is as good");
+            let mut copy = Image::default();
+            self.image.encode(2, |bytes| copy.replay(bytes)).unwrap();
+            assert_eq!(replayed, LogView::of(&copy), "an image that is encoded is as good");
             self.snapshot.clear();
             self.since.clear();
             self.cursor = pool.state.begin_snapshot(pool.now, &mut self.snapshot);

@@ -93,6 +93,10 @@ impl LoggedObjects {
         (self.table.at(slot).version == version).then_some(slot)
     }
 
+    pub(in crate::state) fn copies(&self, slot: ObjectSlot) -> &LoggedCopies {
+        &self.copies[slot.index()]
+    }
+
     pub(in crate::state) fn copies_mut(&mut self, slot: ObjectSlot) -> &mut LoggedCopies {
         &mut self.copies[slot.index()]
     }
