@@ -7,6 +7,7 @@
 mod access;
 mod body;
 mod browse;
+mod cluster;
 mod disks;
 mod history;
 mod jobs;
@@ -17,6 +18,7 @@ mod objects;
 mod overview;
 mod page;
 mod segments;
+mod standby;
 pub mod summary;
 
 use std::{convert::Infallible, sync::Arc};
@@ -24,9 +26,9 @@ use std::{convert::Infallible, sync::Arc};
 use axum::{
     Router,
     body::{Body, Bytes},
-    extract::{RawQuery, State},
+    extract::{RawQuery, Request, State},
     http::StatusCode,
-    middleware,
+    middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -40,16 +42,23 @@ use mooncake_proto::v1::{self, request, response};
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::Semaphore};
-use tokio_util::sync::CancellationToken;
+use tower::ServiceExt as _;
 
 pub(crate) use self::access::Secrets;
 use self::{history::Samples, summary::Snapshot};
-use crate::service::{AnsweringThread, Origin, Service};
+use crate::{
+    cluster::{Cluster, status::ClusterStatus},
+    config::MasterConfig,
+    front::Front,
+    service::{AnsweringThread, Origin, Service},
+};
 
 /// The shared state of the handlers.
 #[derive(Debug)]
 struct Admin {
     service: Arc<Service>,
+    /// `None` for a single master.
+    cluster: Option<Arc<Cluster>>,
     settings: Settings,
     /// Earlier snapshots of the counters, to compute rates.
     history: Mutex<summary::History>,
@@ -60,17 +69,40 @@ struct Admin {
 }
 
 /// The settings of the admin port.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Settings {
     /// The secrets that allow changes, and the reading of keys.
     pub(crate) secrets: Secrets,
     /// Serves upstream's metric names, too.
     pub(crate) has_upstream_metrics: bool,
     /// Names under which browsers may read.
-    pub(crate) hosts: Vec<String>,
+    pub(crate) hosts: Arc<[String]>,
+}
+
+impl Settings {
+    fn of(config: &MasterConfig) -> Self {
+        Self {
+            secrets: Secrets::of(config),
+            has_upstream_metrics: config.has_upstream_metrics,
+            hosts: config.admin_hosts.clone().into(),
+        }
+    }
 }
 
 impl Admin {
+    fn health(&self) -> Value {
+        let mut health = health(&self.service);
+        if let Some(status) = self.cluster_status() {
+            status.add_health(&mut health);
+        }
+        health
+    }
+
+    /// Returns what is known of the cluster; `None` for a single master.
+    fn cluster_status(&self) -> Option<ClusterStatus> {
+        self.cluster.as_ref().map(|cluster| cluster.status(self.service.shared().journal()))
+    }
+
     /// Calls the service in process, as a client does.
     ///
     /// Not cancel-safe: if the future is dropped, the call may or may not have been executed.
@@ -91,26 +123,44 @@ impl Admin {
 
 type AdminContext = State<Arc<Admin>>;
 
-/// Serves the admin port until `stop`.
-pub(crate) async fn serve(
-    listener: TcpListener,
+/// Serves the admin port until the master stops.
+pub(crate) async fn serve(listener: TcpListener, front: Arc<Front>) {
+    let stop = front.stop_token().clone();
+    let app = cluster::routes(&front).fallback_service(present_pages(front));
+    let app = app.into_make_service_with_connect_info::<Peer>();
+    let serving = axum::serve(LimitedListener::new(listener), app)
+        .with_graceful_shutdown(stop.cancelled_owned());
+    if let Err(error) = serving.await {
+        tracing::error!(%error, "the admin server failed");
+    }
+}
+
+/// Returns the service that hands each request to the pages that answer when it comes.
+fn present_pages(
+    front: Arc<Front>,
+) -> impl tower::Service<Request, Response = Response, Error = Infallible, Future: Send>
++ Clone
++ Send
++ Sync {
+    let standby = standby::pages(&front);
+    tower::service_fn(move |request: Request| {
+        let pages = front.admin().unwrap_or_else(|| standby.clone());
+        pages.oneshot(request)
+    })
+}
+
+/// Returns the pages of a service, and what takes samples for them.
+pub(crate) fn pages(
     service: Arc<Service>,
-    settings: Settings,
-    stop: CancellationToken,
-) {
+    front: &Arc<Front>,
+) -> (Router, impl Future<Output = ()> + Send + 'static) {
     let history = Mutex::new(summary::History::new(Snapshot::take(&service)));
     let samples = Mutex::default();
     let sweeps = Arc::new(Semaphore::new(browse::SWEEPS_MAX));
-    let admin = Arc::new(Admin { service, settings, history, samples, sweeps });
-    let sampling = stop.clone().run_until_cancelled_owned(sample(admin.clone()));
-    let router = router(admin);
-    let app = router.into_make_service_with_connect_info::<Peer>();
-    let serving = axum::serve(LimitedListener::new(listener), app)
-        .with_graceful_shutdown(stop.cancelled_owned());
-    let (served, _) = tokio::join!(serving, sampling);
-    if let Err(error) = served {
-        tracing::error!(%error, "the admin server failed");
-    }
+    let settings = Settings::of(front.config());
+    let cluster = front.cluster().cloned();
+    let admin = Arc::new(Admin { service, cluster, settings, history, samples, sweeps });
+    (router(admin.clone()), sample(admin))
 }
 
 /// Takes samples at a fixed interval.
@@ -125,10 +175,20 @@ fn router(admin: Arc<Admin>) -> Router {
     write_routes(&admin)
         .merge(read_routes())
         .merge(key_routes(&admin))
-        .layer(middleware::from_fn_with_state(admin.clone(), access::check_host))
+        .layer(middleware::from_fn_with_state(admin.clone(), while_leading))
+        .layer(middleware::from_fn_with_state(admin.settings.hosts.clone(), access::check_host))
         .fallback(|| async { not_found() })
         .method_not_allowed_fallback(|| async { not_found() })
         .with_state(admin)
+}
+
+/// Answers only while this master leads: at the moment of the answer, not of the request.
+async fn while_leading(State(admin): AdminContext, request: Request, next: Next) -> Response {
+    let answer = next.run(request).await;
+    match admin.service.shared().may_answer() {
+        true => answer,
+        false => standby::refusal(),
+    }
 }
 
 /// Returns the routes that change something. Any such route must be here, behind the access guard.
@@ -149,11 +209,12 @@ fn read_routes() -> Router<Arc<Admin>> {
         .route("/alerts.yml", get(page::alerts))
         .route(
             "/health",
-            get(|State(admin): AdminContext| async move { json_reply(&health(&admin.service)) }),
+            get(|State(admin): AdminContext| async move { json_reply(&admin.health()) }),
         )
         .route("/role", get(|| async { text_reply("leader") }))
-        .route("/ha_status", get(|| async { text_reply("serving") }))
-        .route("/leader", get(|| async { json_reply(&leader()) }))
+        .route("/ha_status", get(cluster::state))
+        .route("/leader", get(cluster::leader))
+        .route("/api/v1/ha", get(cluster::show))
         .route(
             "/kv_events/status",
             get(|State(admin): AdminContext| async move { json_reply(&kv_events(&admin.service)) }),
@@ -204,8 +265,13 @@ pub(crate) fn health(service: &Service) -> Value {
     })
 }
 
-fn leader() -> Value {
-    json!({"present": false, "leader_address": null, "view_version": null})
+/// Returns the content of `/health` on the RPC port of a master that may be a standby.
+pub(crate) fn health_of(front: &Front) -> Value {
+    match (front.service(), front.cluster()) {
+        (Some(service), _) => health(&service),
+        (None, Some(cluster)) => standby::health(&cluster.status(None)),
+        (None, None) => json!({"status": "ok"}),
+    }
 }
 
 pub(super) fn kv_events(service: &Service) -> Value {

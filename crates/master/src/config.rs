@@ -4,6 +4,7 @@
 //! and help texts in one place. [`from_arguments`] reads a command line, its flag files and its
 //! configuration file; [`MasterConfig::check`] refuses invalid values.
 
+mod cluster;
 mod events;
 mod file;
 pub(crate) mod help;
@@ -19,6 +20,7 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 use mooncake_base::{Error, Result, Token, env, options::resolve};
 use mooncake_cli::CliCommand;
 
+pub use cluster::{ClusterConfig, LeaseBackend};
 pub use events::EventsConfig;
 pub use options::OPTIONS;
 pub use secret::Secret;
@@ -162,6 +164,10 @@ pub struct MasterConfig {
     pub allocation: AllocationStrategy,
     /// The name of the cluster.
     pub cluster_id: String,
+    /// The settings of one of several masters.
+    pub cluster: ClusterConfig,
+    /// Asks the master at this admin port whether it could lead, and ends; empty: serves.
+    pub check_promotable: String,
 
     /// The settings of object events.
     pub events: EventsConfig,
@@ -238,6 +244,8 @@ impl Default for MasterConfig {
             disk_away_ttl: Rules::default().disk_away_ttl,
             allocation: AllocationStrategy::Random,
             cluster_id: "mooncake_cluster".to_owned(),
+            cluster: ClusterConfig::default(),
+            check_promotable: String::new(),
             events: EventsConfig::default(),
             is_multi_tenant: false,
             tenant_policy: String::new(),
@@ -318,6 +326,7 @@ impl MasterConfig {
             return Err(Error::invalid("multi-tenancy needs a quota file")
                 .with("option", "tenant_quota_connector_uri"));
         }
+        self.check_cluster()?;
         unsupported::check(&self.unsupported)
     }
 
@@ -416,6 +425,13 @@ impl MasterConfig {
         if self.offloads_on_eviction && !self.has_offload {
             warnings.push("--offload_on_evict has no effect without --enable_offload".to_owned());
         }
+        if self.cluster.is_member && self.has_metadata {
+            warnings.push(
+                "--enable_http_metadata_server: each master has metadata of its own, which is lost with \
+                 it; name another metadata server, or P2PHANDSHAKE"
+                    .to_owned(),
+            );
+        }
         if self.is_metadata_cleaned && !self.has_metadata {
             warnings.push(
                 "--enable_metadata_cleanup_on_timeout has no effect without \
@@ -446,6 +462,9 @@ pub fn from_arguments(arguments: Vec<String>) -> Result<CliCommand<Box<MasterCon
         let mut config: MasterConfig = resolve(OPTIONS, &entries, env::EnvVar::read, &assignments)?;
         if config.rpc_token.is_none() {
             config.rpc_token = token::from_environment()?;
+        }
+        if config.cluster.is_member {
+            config.cluster.redis = cluster::redis_login()?;
         }
         config.check()?;
         Ok(Box::new(config))

@@ -22,6 +22,13 @@ impl FatalError {
         }
     }
 
+    /// Records that nothing is answered any more, without calling it a failure.
+    pub(crate) fn end(&self, why: Error) {
+        if self.error.set(why).is_ok() {
+            self.raised.notify_waiters();
+        }
+    }
+
     /// Returns the error, if there was one.
     pub(crate) fn get(&self) -> Option<&Error> {
         self.error.get()

@@ -12,6 +12,7 @@
 mod directory;
 mod disk;
 mod durability;
+mod followers;
 mod frame;
 #[cfg(test)]
 pub(crate) mod hanging_disk;
@@ -19,9 +20,11 @@ mod maintenance;
 mod queue;
 mod recovery;
 mod request;
+mod shipping;
 #[cfg(any(test, feature = "test-util"))]
 mod simulated_disk;
 mod snapshot;
+mod standby;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -36,14 +39,16 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::Result;
 use mooncake_base::sync::{Condvar, Mutex};
+use mooncake_base::{Error, Result};
 use tokio::sync::Notify;
 
 use self::{
     directory::{file_error, file_name},
+    followers::Followers,
     frame::{FRAME_BYTES, Kind},
     queue::Queue,
+    recovery::Recovered,
     request::Requests,
     waiting::WaitingEffect,
 };
@@ -58,10 +63,12 @@ pub use self::{
     disk::{Disk, LogFile},
     status::JournalStatus,
 };
+pub(crate) use followers::{FollowerId, FollowerStatus, NextShipment};
 pub(crate) use maintenance::{Maintenance, StateOwner};
 #[cfg(feature = "test-util")]
 pub use simulated_disk::SimulatedDisk;
 pub use snapshot::Snapshot;
+pub(crate) use standby::StandbyLog;
 
 /// A snapshot is due when the log exceeds this size and twice the size of the last snapshot.
 const LOG_BYTES_MAX: u64 = 64 << 20;
@@ -106,7 +113,7 @@ pub struct RecoveredJournal {
 /// The log of a master.
 #[derive(Debug)]
 pub struct Journal {
-    directory: Directory,
+    directory: Arc<Directory>,
     sync: LogSync,
     on_failure: OnLogFailure,
     /// Set when the log failed and the master must end.
@@ -127,6 +134,11 @@ pub struct Journal {
     written: AtomicU64,
     /// The position up to which everything is on disk; `u64::MAX` while nothing has to wait.
     synced: AtomicU64,
+    /// The standbys that follow the log.
+    followers: Followers,
+    /// Why changes that lack a standby fail; `None` while they wait for it.
+    stuck: Mutex<Option<Error>>,
+    is_stuck: AtomicBool,
     /// All frames with lower numbers are on disk; 0 if that is not known.
     synced_frame: AtomicU64,
     /// The number of the frame behind the last recovered one.
@@ -206,6 +218,16 @@ impl Journal {
     ) -> Result<RecoveredJournal> {
         let boot = directory.disk().boot_id();
         let recovered = recovery::recover(&directory, boot, replay)?;
+        Self::from_recovered(Arc::new(directory), sync, recovered)
+    }
+
+    /// Starts the next log file after what was recovered.
+    fn from_recovered(
+        directory: Arc<Directory>,
+        sync: LogSync,
+        recovered: Recovered,
+    ) -> Result<RecoveredJournal> {
+        let boot = directory.disk().boot_id();
         if sync != LogSync::Never {
             recovered.sync(&directory)?;
         }
@@ -243,6 +265,9 @@ impl Journal {
             appended: AtomicU64::new(0),
             written: AtomicU64::new(0),
             synced: AtomicU64::new(if sync == LogSync::Never { NOTHING_WAITS } else { 0 }),
+            followers: Followers::default(),
+            stuck: Mutex::default(),
+            is_stuck: AtomicBool::new(false),
             synced_frame: AtomicU64::new(0),
             recovered_end: recovered.next_frame,
             failures: AtomicU64::new(0),
@@ -295,6 +320,18 @@ impl Journal {
         Self { on_failure, ..self }
     }
 
+    /// Writes nothing any more: the files belong to another from now on. The maintenance threads have
+    /// ended.
+    pub(crate) fn retire(&self) {
+        self.is_healthy.store(false, Ordering::Release);
+        self.with_writer(|writer| {
+            writer.file = None;
+            writer.marker = None;
+            writer.unsynced.clear();
+        });
+        self.set_synced(NOTHING_WAITS);
+    }
+
     /// Returns the error that the log and its master share.
     pub(crate) fn fatal(&self) -> &Arc<FatalError> {
         &self.fatal
@@ -323,10 +360,12 @@ impl Journal {
         self.is_healthy.load(Ordering::Acquire).then(|| *self.timeline_id.lock())
     }
 
-    /// Returns the timeline and the frame before which everything is on disk; `None` if nothing is
-    /// known to be.
+    /// Returns the timeline and the frame before which everything is on disk, and at the in-sync
+    /// standbys; `None` if nothing is known to be.
     pub(crate) fn synced(&self) -> Option<([u8; 16], u64)> {
-        let frame = self.synced_frame.load(Ordering::Acquire);
+        // Of all that may lead next, this process included.
+        let own = self.synced_frame.load(Ordering::Acquire);
+        let frame = own.min(self.followers.confirmed_frame());
         (frame > 0).then(|| self.timeline_id()).flatten().map(|timeline_id| (timeline_id, frame))
     }
 

@@ -2,16 +2,19 @@
 //! memory to clients.
 //!
 //! In reading order: [`config`] (the options), [`state`] (the rules, pure), [`service`] (the RPC
-//! calls and their protocols), [`admin`] (HTTP for operators, and the metadata server), [`master`]
-//! (starting and stopping a master) and [`run`](mod@run) (the whole program, which the binary and
+//! calls and their protocols), [`admin`] (HTTP for operators, and the metadata server), `cluster` (one
+//! of several masters), `front` (who answers at the listeners), [`master`] (starting and stopping a
+//! master) and [`run`](mod@run) (the whole program, which the binary and
 //! the Python package both call).
 #![warn(missing_docs)]
 
 mod addresses;
 pub mod admin;
+mod cluster;
 pub mod config;
 pub mod events;
 mod fatal;
+mod front;
 #[cfg_attr(
     not(feature = "test-util"),
     allow(unreachable_pub, reason = "the simulation runs the log, too")

@@ -2,44 +2,21 @@
 
 mod interface;
 
-use std::{io, net::SocketAddr, os::linux::net::SocketAddrExt, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, os::linux::net::SocketAddrExt, sync::Arc};
 
-use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
-use mooncake_os::rlimit::limit;
-use tokio::{
-    net::{TcpListener, TcpSocket, UnixListener},
-    sync::Semaphore,
-    time::timeout,
-};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Result, SystemClock};
+use tokio::net::{TcpListener, TcpSocket, UnixListener};
 
 use crate::{
     addresses::Addresses,
-    admin::{self, metadata::Metadata},
+    admin,
+    cluster::Director,
     config::{ADMIN_PORT, MasterConfig},
-    events::{self, Events},
-    journal::{Directory, Journal, Maintenance},
-    rlimit::connections_max,
-    service::{
-        Admission, Service,
-        connection::ServerContext,
-        dedicated_thread::DEDICATED_THREADS_MAX,
-        listen::{self, CONNECTIONS_MAX},
-        unproven::ConnectionPermits,
-    },
+    events,
+    front::{Front, Term},
+    journal::{Directory, Journal},
+    service::{Service, listen},
 };
-
-/// How long connections may take to end before they are aborted.
-const DRAIN_DEADLINE: Duration = Duration::from_secs(2);
-
-/// The maximum interval between two runs of the timers.
-const TICK_MAX: Duration = Duration::from_millis(250);
-
-/// The minimum interval between two runs of the timers.
-const TICK_MIN: Duration = Duration::from_millis(5);
-
-/// How often a summary line is logged.
-const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The backlog of connections that wait to be accepted.
 const BACKLOG: u32 = 4096;
@@ -59,52 +36,72 @@ const METADATA: ListenOptions =
 /// A master that serves until it is stopped or dropped.
 #[derive(Debug)]
 pub struct Master {
-    addresses: Addresses,
-    service: Arc<Service>,
-    stop: CancellationToken,
-    kill: CancellationToken,
-    tasks: TaskTracker,
-    maintenance: Option<Maintenance<Service>>,
+    front: Arc<Front>,
+    reign: Option<Reign>,
+}
+
+/// Who decides when this master serves.
+#[derive(Debug)]
+enum Reign {
+    /// A single master serves from its start to its end.
+    Single(Term),
+    /// One of several masters serves while it leads.
+    Member(Director),
 }
 
 impl Master {
     /// Returns the addresses that were really bound.
     pub fn addresses(&self) -> &Addresses {
-        &self.addresses
+        self.front.addresses()
     }
 
-    /// Returns the service, for callers in the same process.
+    /// Returns the service, for callers in the same process; `None` while another master leads.
+    pub fn leading_service(&self) -> Option<Arc<Service>> {
+        self.front.service()
+    }
+
+    /// Returns the service of a single master, for callers in the same process.
+    ///
+    /// # Panics
+    /// Another master leads.
     pub fn service(&self) -> Arc<Service> {
-        self.service.clone()
+        self.front.service().expect("a single master always serves")
+    }
+
+    /// Waits for the error after which this master answers no call any more.
+    ///
+    /// Cancel-safe.
+    pub async fn ended(&self) -> Error {
+        match &self.reign {
+            Some(Reign::Member(director)) => director.cluster().ended().await,
+            _ => match self.front.service() {
+                Some(service) => service.ended().await,
+                None => std::future::pending().await,
+            },
+        }
     }
 
     /// Closes the listeners, gives calls in flight up to two seconds to end, and stops.
     ///
     /// Not cancel-safe: if the future is dropped, the master ends at once.
     pub async fn stop(mut self) {
-        self.stop.cancel();
-        self.tasks.close();
-        if timeout(DRAIN_DEADLINE, self.tasks.wait()).await.is_err() {
-            tracing::info!(
-                connections = self.tasks.len(),
-                "aborting connections that did not end in time"
-            );
-            self.kill.cancel();
-            // Aborted tasks end at their next await. A task that computes is not waited for any
-            // longer.
-            let _ = timeout(DRAIN_DEADLINE, self.tasks.wait()).await;
-        }
-        let maintenance = self.maintenance.take();
-        // Ending the maintenance thread syncs the log, which may take as long as the disk does.
-        let _ = timeout(DRAIN_DEADLINE, tokio::task::spawn_blocking(|| drop(maintenance))).await;
+        let term = match self.reign.take() {
+            Some(Reign::Single(term)) => Some(term),
+            Some(Reign::Member(director)) => {
+                // A leader ends its term, and gives its lease back.
+                let ended = tokio::task::spawn_blocking(|| drop(director));
+                let _ = ended.await;
+                None
+            }
+            None => None,
+        };
+        self.front.stop(term).await;
     }
 }
 
 impl Drop for Master {
     fn drop(&mut self) {
-        self.stop.cancel();
-        self.kill.cancel();
-        self.tasks.close();
+        self.front.kill();
     }
 }
 
@@ -164,76 +161,43 @@ async fn start_in(
         metadata: metadata.as_ref().map(local_addr_of).transpose()?,
         events: events.as_ref().map(local_addr_of).transpose()?,
     };
-    let service = open_service(&config, clock, directory).await?;
-    if config.is_multi_tenant {
-        service.load_quota_file(&config.tenant_policy)?;
-    }
-    service.set_addresses(addresses);
-    service.slow_log().set_threshold(config.slow_call);
     let (unix, unix_name) = bind_unix();
-    let master = Master {
-        addresses,
-        service: service.clone(),
-        stop: CancellationToken::new(),
-        kill: CancellationToken::new(),
-        tasks: TaskTracker::new(),
-        maintenance: service.has_journal().then(|| Maintenance::start(&service)).transpose()?,
+    let events = events.map(TcpListener::into_std).transpose().map_err(|source| {
+        Error::internal("the listener of the events cannot be used").caused_by(source)
+    })?;
+    let advertised = config.cluster.is_member.then(|| config.advertised_address(addresses.rpc));
+    let advertised = advertised.transpose()?;
+    let front = Arc::new(Front::new(config, clock.clone(), addresses, unix_name, events));
+    let config = front.config();
+    let reign = match advertised {
+        None => {
+            let service = open_service(config, clock, directory).await?;
+            front.set_up(&service)?;
+            Reign::Single(front.begin_term(service, None)?)
+        }
+        Some(address) => {
+            let front = front.clone();
+            // Reads the state directory.
+            let started = tokio::task::spawn_blocking(move || {
+                Director::start(front.clone(), front.config(), address)
+            });
+            Reign::Member(started.await.map_err(|source| {
+                Error::internal("the start of a member panicked").caused_by(source)
+            })??)
+        }
     };
-    let context = server_context(&config, &master, unix_name);
-    if let (Some(listener), Some(address)) = (events, addresses.events) {
-        let events = Arc::new(Events::new(config.events.clone(), address));
-        service.set_events(events.clone());
-        tracing::info!(%address, backend_id = config.events.backend_id, "events are published");
-        master.spawn(events.serve(listener, master.stop.clone()));
-    }
-    let store = Arc::new(Metadata::default());
-    let cleaned = (config.is_metadata_cleaned && config.has_metadata).then(|| store.clone());
-    master.spawn_until_stop(run_timers(service.clone(), cleaned));
-    if config.is_reporting {
-        master.spawn_until_stop(log_summary(service.clone()));
-    }
     if let Some(unix) = unix {
-        master.spawn(listen::serve_unix(unix, context.clone()));
+        front.spawn(listen::serve_unix(unix, front.clone()));
     }
     if let Some(listener) = admin {
-        let settings = admin_settings(&config);
-        master.spawn(admin::serve(listener, service, settings, master.stop.clone()));
+        front.spawn(admin::serve(listener, front.clone()));
     }
     if let Some(listener) = metadata {
-        master.spawn(admin::metadata::serve(listener, store, master.stop.clone()));
+        let (store, stop) = (front.metadata().clone(), front.stop_token().clone());
+        front.spawn(admin::metadata::serve(listener, store, stop));
     }
-    master.spawn(listen::serve_tcp(rpc, context));
-    Ok(master)
-}
-
-fn admin_settings(config: &MasterConfig) -> admin::Settings {
-    admin::Settings {
-        secrets: admin::Secrets {
-            admin: config.admin_token.clone(),
-            rpc: config.rpc_token.clone(),
-        },
-        has_upstream_metrics: config.has_upstream_metrics,
-        hosts: config.admin_hosts.clone(),
-    }
-}
-
-/// Creates the context shared by all connections.
-fn server_context(config: &MasterConfig, master: &Master, unix_name: Arc<str>) -> ServerContext {
-    let admission = Admission::new(tokio::runtime::Handle::current().metrics().num_workers());
-    master.service.set_admission(admission.clone());
-    ServerContext {
-        service: master.service.clone(),
-        unix_name,
-        token: config.rpc_token.clone(),
-        is_nodelay: config.is_tcp_nodelay,
-        idle: (!config.rpc_idle_timeout.is_zero()).then_some(config.rpc_idle_timeout),
-        stop: master.stop.clone(),
-        kill: master.kill.clone(),
-        tasks: master.tasks.clone(),
-        admission,
-        permits: ConnectionPermits::new(connections_max(CONNECTIONS_MAX, limit())),
-        dedicated_threads: Arc::new(Semaphore::new(DEDICATED_THREADS_MAX)),
-    }
+    front.spawn(listen::serve_tcp(rpc, front.clone()));
+    Ok(Master { front, reign: Some(reign) })
 }
 
 /// Creates the service, from the log if the configuration has one.
@@ -286,61 +250,6 @@ async fn open_service(
         Error::internal("the recovery of the log panicked").caused_by(source)
     })??;
     Ok(Arc::new(service))
-}
-
-impl Master {
-    /// Spawns a task that needs no cleanup when the master stops.
-    fn spawn_until_stop(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let stop = self.stop.clone();
-        self.spawn(async move {
-            stop.run_until_cancelled(task).await;
-        });
-    }
-
-    /// Spawns a task that ends by itself when the master stops, and is aborted if it takes too
-    /// long.
-    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let (stop, kill) = (self.stop.clone(), self.kill.clone());
-        self.tasks.spawn(async move {
-            kill.run_until_cancelled(task).await;
-            // A task that ends without a stop is a bug.
-            if !stop.is_cancelled() && !kill.is_cancelled() {
-                tracing::error!("a task of the master ended unexpectedly");
-            }
-        });
-    }
-}
-
-/// Runs the timers of the state and forgets expired clients.
-async fn run_timers(service: Arc<Service>, cleaned: Option<Arc<Metadata>>) {
-    loop {
-        let due = service.advance();
-        for (name, gone) in service.take_expired_clients() {
-            tracing::warn!(
-                client = name,
-                segments = gone.segments,
-                copies = gone.copies,
-                bytes = gone.bytes,
-                "a client expired: no heartbeat within its TTL; objects that have no copy elsewhere \
-                 are lost"
-            );
-            if let Some(metadata) = &cleaned {
-                metadata.remove_engine(&name);
-            }
-        }
-        let wait = due.map_or(TICK_MAX, |due: Moment| due.left(service.now()));
-        tokio::time::sleep(wait.clamp(TICK_MIN, TICK_MAX)).await;
-    }
-}
-
-async fn log_summary(service: Arc<Service>) {
-    let mut previous = admin::summary::Snapshot::take(&service);
-    loop {
-        tokio::time::sleep(REPORT_INTERVAL).await;
-        let present = admin::summary::Snapshot::take(&service);
-        tracing::info!("{}", admin::summary::log_line(&previous, &present));
-        previous = present;
-    }
 }
 
 /// Binds the admin port. If the default port is taken, binds a free one: two masters may share a

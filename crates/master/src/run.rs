@@ -14,6 +14,7 @@ use tokio::runtime::{Builder, Handle};
 
 use crate::{
     addresses::Addresses,
+    cluster::promotable,
     config::{MasterConfig, from_arguments, help},
     master::{Master, start},
     rlimit,
@@ -36,6 +37,9 @@ pub fn run(arguments: Vec<String>) -> u8 {
 
 fn work(config: MasterConfig) -> Result<()> {
     log::install();
+    if !config.check_promotable.is_empty() {
+        return promotable::check(&config.check_promotable);
+    }
     variables::warn_of_invalid([&env::MC_LOG_LEVEL, &env::MOONCAKE_LOG, &env::MC_BUSY_POLL]);
     for warning in config.warnings() {
         tracing::warn!("{warning}");
@@ -74,13 +78,12 @@ async fn serve(config: MasterConfig) -> Result<()> {
 /// # Errors
 /// The error that has ended the service.
 async fn serve_until(master: Master, signal: impl Future<Output = &'static str>) -> Result<()> {
-    let service = master.service();
     let ended = tokio::select! {
         signal = signal => {
             tracing::info!(signal, "stopping");
             Ok(())
         }
-        error = service.ended() => Err(error),
+        error = master.ended() => Err(error),
     };
     master.stop().await;
     ended

@@ -15,9 +15,10 @@ mod disk_progress;
 mod disks;
 mod durability;
 mod encoding;
-mod grpc;
+pub(crate) mod grpc;
 #[cfg(feature = "test-util")]
 mod guarded_state;
+mod leadership;
 pub mod listen;
 mod native;
 mod objects;
@@ -46,6 +47,7 @@ use mooncake_proto::v1::{self, request, response};
 
 #[cfg(feature = "test-util")]
 pub use self::guarded_state::{GuardedState, Slice};
+pub(crate) use self::leadership::Leadership;
 pub use self::{
     admission::Admission,
     disks::DiskSummary,
@@ -155,7 +157,7 @@ impl Service {
         if let Some(journal) = self.shared.journal() {
             journal.wait_durable(position);
         }
-        self.unless_ended(response)
+        self.finished(response, position)
     }
 
     /// Executes one call. Returns the log position that its answer waits for, too; 0: none.
@@ -255,7 +257,7 @@ impl Service {
             self.call_times.record(pending.method, took);
             self.slow_log.end(pending, took, &call);
         }
-        v1::Response { call: Some(call) }
+        v1::Response { call: Some(call), ..v1::Response::default() }
     }
 
     fn unregister(&self, r: &v1::UnregisterRequest) -> Result<v1::UnregisterResponse> {

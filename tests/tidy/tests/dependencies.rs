@@ -19,7 +19,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("kv-client", &["base", "os"]),
     ("election", &["base", "kv-client", "os"]),
     ("transfer-engine", &["base", "os", "kv-client", "rdma", "verbs"]),
-    ("master", &["base", "os", "http", "cli", "proto"]),
+    ("master", &["base", "os", "http", "cli", "proto", "kv-client", "election"]),
     (
         "store-client",
         &["base", "os", "http", "proto", "disk", "election", "kv-client", "transfer-engine"],

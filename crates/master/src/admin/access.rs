@@ -1,7 +1,7 @@
 //! Access control of the admin port. Changes need a peer on this host or a token; in a pool with a
 //! token for its RPC port, changes and the names of keys need a token from everybody.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, sync::Arc};
 
 use axum::{
     extract::{ConnectInfo, Request, State},
@@ -13,7 +13,7 @@ use mooncake_base::{Error, ErrorCode, token::Token};
 use mooncake_http::Peer;
 
 use super::{AdminContext, failure};
-use crate::config::Secret;
+use crate::config::{MasterConfig, Secret};
 
 /// Headers added by proxies. Behind a proxy, the peer address is not the client's.
 const FORWARDED: [&str; 3] = ["forwarded", "x-forwarded-for", "x-real-ip"];
@@ -28,6 +28,11 @@ pub(crate) struct Secrets {
 }
 
 impl Secrets {
+    /// Returns the secrets of a master.
+    pub(crate) fn of(config: &MasterConfig) -> Self {
+        Self { admin: config.admin_token.clone(), rpc: config.rpc_token.clone() }
+    }
+
     /// Returns whether the request carries one of the secrets; `None` if it carries none at all.
     fn are_shown(&self, headers: &HeaderMap) -> Option<bool> {
         let shown = headers.get(header::AUTHORIZATION)?.as_bytes();
@@ -59,11 +64,21 @@ pub(super) async fn guard_keys(
 /// The middleware that passes or refuses a request that changes something.
 pub(super) async fn guard(
     State(admin): AdminContext,
+    peer: ConnectInfo<Peer>,
+    request: Request,
+    next: Next,
+) -> Response {
+    guard_with(State(admin.settings.secrets.clone()), peer, request, next).await
+}
+
+/// The same, without a service.
+pub(super) async fn guard_with(
+    State(secrets): State<Secrets>,
     ConnectInfo(Peer(peer)): ConnectInfo<Peer>,
     request: Request,
     next: Next,
 ) -> Response {
-    match check(&admin.settings.secrets, peer.ip(), request.headers()) {
+    match check(&secrets, peer.ip(), request.headers()) {
         Ok(()) => next.run(request).await,
         Err(error) => failure(StatusCode::FORBIDDEN, &error),
     }
@@ -72,11 +87,11 @@ pub(super) async fn guard(
 /// The middleware that refuses browsers that were led here under a foreign name: a page of that name
 /// could read the keys (DNS rebinding).
 pub(super) async fn check_host(
-    State(admin): AdminContext,
+    State(hosts): State<Arc<[String]>>,
     request: Request,
     next: Next,
 ) -> Response {
-    if is_known_host(&admin.settings.hosts, &mooncake_os::process::host_name(), request.headers()) {
+    if is_known_host(&hosts, &mooncake_os::process::host_name(), request.headers()) {
         return next.run(request).await;
     }
     let why = "browsers reach this port by address, as localhost or under a name of --admin_hosts";

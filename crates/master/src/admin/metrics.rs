@@ -1,5 +1,6 @@
 //! GET /metrics: Prometheus text, with our metric names and upstream's.
 
+mod cluster;
 mod log;
 mod pool;
 mod promotion;
@@ -13,14 +14,29 @@ use mooncake_base::exposition::Exposition;
 use mooncake_http::reply;
 
 use super::AdminContext;
+use crate::cluster::status::ClusterStatus;
 use crate::service::{Admission, Service, VERSION};
 
 pub(super) async fn show(State(admin): AdminContext) -> Response {
-    reply::metrics(text(&admin.service, admin.settings.has_upstream_metrics))
+    let cluster = admin.cluster_status();
+    reply::metrics(text(&admin.service, admin.settings.has_upstream_metrics, cluster.as_ref()))
 }
 
-fn text(service: &Service, has_upstream: bool) -> String {
+/// Returns the metrics of a master that does not lead.
+pub(super) fn of_standby(status: Option<&ClusterStatus>) -> String {
     let mut out = Exposition::default();
+    if let Some(status) = status {
+        cluster::add(&mut out, status);
+    }
+    mooncake_os::process::add_metrics(&mut out);
+    out.finish()
+}
+
+fn text(service: &Service, has_upstream: bool, status: Option<&ClusterStatus>) -> String {
+    let mut out = Exposition::default();
+    if let Some(status) = status {
+        cluster::add(&mut out, status);
+    }
     pool::add(&mut out, service);
     promotion::add(&mut out, &service.totals());
     slow(&mut out, service);
@@ -87,7 +103,7 @@ mod tests {
     #[test]
     fn every_sample_has_number_and_one_type_line() {
         let service = Service::new(Rules::default(), SystemClock::shared());
-        let text = text(&service, true);
+        let text = text(&service, true, None);
         let mut types = Vec::new();
         for line in text.lines() {
             if let Some(rest) = line.strip_prefix("# TYPE ") {
@@ -113,7 +129,7 @@ mod tests {
     #[test]
     fn upstream_names_can_be_switched_off() {
         let service = Service::new(Rules::default(), SystemClock::shared());
-        let ours = text(&service, false);
+        let ours = text(&service, false, None);
         let names: Vec<_> = ours
             .lines()
             .filter_map(|line| line.strip_prefix("# TYPE ")?.split_whitespace().next())
@@ -123,6 +139,6 @@ mod tests {
             let is_ours = name.starts_with("mooncake_master_") || name.starts_with("process_");
             assert!(is_ours, "{name}");
         }
-        assert!(text(&service, true).contains("master_key_count"));
+        assert!(text(&service, true, None).contains("master_key_count"));
     }
 }

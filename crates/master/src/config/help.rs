@@ -20,6 +20,7 @@ const GROUPS: &[(&str, &str)] = &[
     ("client_ttl", "Clients and unfinished puts"),
     ("allocation_strategy", "Placement and names"),
     ("state_dir", "Durability: what a restart remembers"),
+    ("enable_ha", "Several masters"),
     ("enable_kv_events", "Object events"),
     ("memory_allocator", "Unsupported features: accepted, without effect"),
     ("logtostderr", "Log flags of upstream's program: accepted, without effect"),

@@ -9,7 +9,7 @@ use mooncake_base::{
     parse::{read_bool, read_millis, read_number, read_seconds},
 };
 
-use super::{MasterConfig, RPC_PORT, Secret, StateDir};
+use super::{LeaseBackend, MasterConfig, RPC_PORT, Secret, StateDir};
 use crate::{
     journal::{LogSync, OnLogFailure},
     state::{AllocationStrategy, EvictionKind},
@@ -205,6 +205,37 @@ pub const OPTIONS: &[Spec] = &[
          knows, after a pause of the master for those that hung up meanwhile. Milliseconds, or with ms, s, m, h.",
         |c, t| read_millis(t).map(|d| c.resume_grace = d), |c| millis(c.resume_grace)),
 
+    switch("enable_ha", "Makes this master one of several: it follows the log of the one that leads, and leads in its \
+         turn. Needs --state_dir and --ha_backend_connstring.",
+        |c, t| read_bool(t).map(|on| c.cluster.is_member = on), |c| c.cluster.is_member.to_string()),
+    value("ha_backend_type", "The service that elects the leader: etcd, redis or k8s.",
+        |c, t| parse_choice(BACKENDS, t).map(|kind| c.cluster.backend = kind), |c| choice_name(BACKENDS, c.cluster.backend)),
+    value("ha_backend_connstring", "Where that service is: members of etcd separated by ';', host:port of a Redis server, or \
+         [namespace/]lease of Kubernetes.",
+        |c, t| { t.clone_into(&mut c.cluster.connection); Ok(()) }, |c| c.cluster.connection.clone()),
+    value("etcd_endpoints", "The older form of --ha_backend_connstring: members of etcd, separated by ';'.",
+        |c, t| { t.clone_into(&mut c.cluster.etcd_endpoints); Ok(()) }, |c| c.cluster.etcd_endpoints.clone()),
+    value("ha_lease_ttl", "Duration of the leader's lease, 1s to 3600s: seconds, or with ms, s, m, h. Another master leads this \
+         long after the leader is gone.",
+        |c, t| read_seconds(t).map(|d| c.cluster.lease_ttl = d), |c| c.cluster.lease_ttl.as_secs().to_string()),
+    value("in_sync_copies", "Number of masters, the leader included, that have every change before it is acknowledged, 1 to 16.",
+        |c, t| read_number(t).map(|n| c.cluster.copies = n), |c| c.cluster.copies.to_string()),
+    value("in_sync_timeout_ms", "Milliseconds without a confirmation after which a standby is taken out of those masters.",
+        |c, t| read_millis(t).map(|d| c.cluster.in_sync_timeout = d), |c| millis(c.cluster.in_sync_timeout)),
+    switch("force_leader", "Lets this master lead as soon as no other does, although it may lack changes: an operator's word \
+         after the lease service lost its values, or after the other masters are gone for good.",
+        |c, t| read_bool(t).map(|on| c.cluster.is_forced = on), |c| c.cluster.is_forced.to_string()),
+    value("check_promotable", "Asks the master with this admin port, as host or host:port, whether it leads or could lead next, \
+         and serves nothing; the exit code is 0 only if it does or could.",
+        |c, t| { t.clone_into(&mut c.check_promotable); Ok(()) }, |c| c.check_promotable.clone()),
+    value("advertise_address", "The address at which clients and other masters reach this one, as host or host:port; by \
+         default that of the RPC port.",
+        |c, t| { t.clone_into(&mut c.cluster.advertised); Ok(()) }, |c| c.cluster.advertised.clone()),
+    with_env(value("pod_name", "Name of the pod of this master, told in its log.",
+        |c, t| { t.clone_into(&mut c.cluster.pod_name); Ok(()) }, |c| c.cluster.pod_name.clone()), &env::POD_NAME),
+    with_env(value("pod_namespace", "Namespace of the pod of this master, and of the Lease unless --ha_backend_connstring names \
+         another; 'default' if it is not given.",
+        |c, t| { t.clone_into(&mut c.cluster.pod_namespace); Ok(()) }, |c| c.cluster.pod_namespace.clone()), &env::POD_NAMESPACE),
     switch("enable_kv_events", "Publishes object events over ZeroMQ; needs --kv_events_bind_endpoint and --kv_events_backend_id.",
         |c, t| read_bool(t).map(|on| c.events.is_on = on), |c| c.events.is_on.to_string()),
     value("kv_events_bind_endpoint", "The endpoint of the event publisher: tcp://HOST:PORT, `*` for any host or any free port.",
@@ -279,13 +310,7 @@ pub const OPTIONS: &[Spec] = &[
     unsupported!("dynamic_replication_admission_qps_threshold", "0.8", "Reads per second that make an object hot.", f64),
     unsupported!("dynamic_replication_max_memory_replicas", "2", "Maximum number of memory replicas of a hot object.", u64),
     unsupported!("tenant_quota_connector_type", "file", "file; etcd is not supported yet.", one_of &["file", "etcd"]),
-    unsupported!("enable_ha", "false", "Several masters with an elected leader. Refused at the start.", switch),
-    unsupported!("ha_backend_type", "etcd", "etcd, redis or k8s.", one_of &["etcd", "redis", "k8s"]),
-    unsupported!("ha_backend_connstring", "", "Connection string of the HA backend."),
-    unsupported!("etcd_endpoints", "", "The older form of --ha_backend_connstring: etcd endpoints, separated by ';'."),
-    unsupported!("pod_name", "", "Name of the pod of this master."),
-    unsupported!("pod_namespace", "", "Namespace of the pod of this master."),
-    unsupported!("enable_oplog", "false", "A log of changes in etcd; see --state_dir for the log that replaces it.", switch),
+    unsupported!("enable_oplog", "false", "A log of changes in etcd. Here masters always have a log, which standbys follow.", switch),
     unsupported!("oplog_batch_max_entries", "1024", "Entries of one batch of the log.", u32),
     unsupported!("oplog_poll_interval_ms", "1000", "How often a standby polls the log.", i32),
     unsupported!("batch_oplog_retry_timeout_sec", "180", "Seconds during which a batch of the log is retried.", u32),
@@ -344,6 +369,13 @@ const ON_LOG_FAILURE: &[(&str, Option<OnLogFailure>)] = &[
     ("auto", None),
     ("stop", Some(OnLogFailure::Stop)),
     ("continue", Some(OnLogFailure::Continue)),
+];
+
+/// The services that elect a leader, by name.
+const BACKENDS: &[(&str, LeaseBackend)] = &[
+    ("etcd", LeaseBackend::Etcd),
+    ("redis", LeaseBackend::Redis),
+    ("k8s", LeaseBackend::Kubernetes),
 ];
 
 /// The eviction policies by name.

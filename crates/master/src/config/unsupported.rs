@@ -32,20 +32,14 @@ const TUNING: &[(&str, &str)] = &[
     ("snapshot_", "enable_snapshot"),
     ("oplog_", "enable_oplog"),
     ("batch_oplog_", "enable_oplog"),
-    ("ha_", "enable_ha"),
 ];
 
 /// Refuses values with which upstream's master does not start.
 pub(super) fn check(given: &BTreeMap<&'static str, String>) -> Result<()> {
     let is_on = |name| given.get(name).is_some_and(|text| text == "true");
+    // A warning could be missed: a pool would start empty.
     let refuse = |option: &'static str, why: &str| Err(Error::invalid(why).with("option", option));
     let number = |name: &'static str| given.get(name).and_then(|text| text.parse::<f64>().ok());
-    // A warning could be missed: two masters would both lead, or a pool would start empty.
-    if is_on("enable_ha") {
-        let why = "there is no election of masters in this version, so that a second master would lead, too; \
-            leave the option out, and restart the one master on its --state_dir";
-        return refuse("enable_ha", why);
-    }
     if is_on("enable_snapshot_restore") {
         let why = "there are no snapshots of upstream's kind in this version, so that nothing would be restored; \
             leave the option out, and start the master on its --state_dir";
@@ -56,12 +50,6 @@ pub(super) fn check(given: &BTreeMap<&'static str, String>) -> Result<()> {
             written there; leave the option out, start the master with --enable_offload, and give each \
             host a directory of its own (mooncake_client --enable_offload)";
         return refuse("root_fs_dir", why);
-    }
-    if is_on("enable_oplog") {
-        return refuse(
-            "enable_oplog",
-            "the operation log needs --enable_ha, which is not supported",
-        );
     }
     for name in ["nof_eviction_ratio", "nof_eviction_high_watermark_ratio"] {
         if number(name).is_some_and(|ratio| !(0.0..=1.0).contains(&ratio)) {

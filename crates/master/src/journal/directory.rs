@@ -98,6 +98,43 @@ impl Directory {
         Ok(numbers)
     }
 
+    /// Reads a part of a file.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub(super) fn read_part(&self, name: &str, offset: u64, length: usize) -> Result<Vec<u8>> {
+        let read = self.disk.read_part(name, offset, length);
+        read.map_err(|source| file_error("cannot be read", &self.path_of(name), source))
+    }
+
+    /// Returns a small file of the cluster; `None` if there is none.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub(crate) fn read_note(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        match self.disk.read(name) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(file_error("cannot be read", &self.path_of(name), source)),
+        }
+    }
+
+    /// Replaces a small file of the cluster. It survives a crash of the machine when this returns.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(crate) fn write_note(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let unfinished = format!("{name}.new");
+        let write = || {
+            let file = self.disk.create(&unfinished)?;
+            file.append(bytes)?;
+            file.sync()?;
+            self.disk.rename(&unfinished, name)?;
+            self.disk.sync_directory()
+        };
+        write().map_err(|source| file_error("cannot be written", &self.path_of(name), source))
+    }
+
     /// Opens an existing file.
     pub(super) fn open(&self, name: &str) -> Result<Arc<dyn LogFile>> {
         self.disk

@@ -4,14 +4,18 @@ use std::{
     io,
     pin::pin,
     sync::{Arc, atomic::Ordering},
+    time::Duration,
 };
 
-use mooncake_base::{Clock, Moment, SystemClock};
+use mooncake_base::{Clock, Error, Moment, SystemClock};
 
 use super::{Journal, LogSync, Writer, disk::LogFile};
 
 /// The synced position while nothing has to wait for a sync: the log is never synced, or is broken.
 pub(super) const NOTHING_WAITS: u64 = u64::MAX;
+
+/// How often a wait for standbys looks whether the master must end.
+const CONFIRM_RECHECK: Duration = Duration::from_millis(100);
 
 impl Journal {
     /// Waits until everything up to the position is written, and synced if [`LogSync::Always`] is
@@ -19,12 +23,13 @@ impl Journal {
     /// the log. Writes and syncs on the calling thread, which a disk that hangs holds.
     pub fn wait_durable(&self, position: u64) {
         self.wait_written(position);
-        while self.sync == LogSync::Always && self.synced_position() < position {
+        while self.sync == LogSync::Always && self.disk_position() < position {
             // The lock is free when the sync of another thread has ended.
             if !self.sync_unless(position) {
-                return;
+                break;
             }
         }
+        self.wait_confirmed(position);
     }
 
     pub(super) fn wait_written(&self, position: u64) {
@@ -61,6 +66,7 @@ impl Journal {
     /// Returns whether an answer need not wait for the position.
     pub fn is_durable(&self, position: u64) -> bool {
         self.written.load(Ordering::Acquire) >= position
+            && (self.followers.confirmed() >= position || self.is_given_up())
             && (self.sync != LogSync::Always || self.synced_position() >= position)
     }
 
@@ -73,8 +79,58 @@ impl Journal {
     /// Returns the position up to which all effects are on disk. It is `u64::MAX` with
     /// [`LogSync::Never`], which starts a new timeline after a crash of the machine, and while the
     /// log is broken and its files are removed. It falls back from there when the log is restarted.
+    ///
+    /// Counts the in-sync standbys, too: any of them may lead next.
     pub fn synced_position(&self) -> u64 {
+        self.disk_position().min(self.followers.confirmed())
+    }
+
+    /// Returns the position up to which all effects are on the own disk.
+    fn disk_position(&self) -> u64 {
         self.synced.load(Ordering::Acquire)
+    }
+
+    /// Waits until all in-sync standbys have everything up to the position.
+    fn wait_confirmed(&self, position: u64) {
+        if self.followers.confirmed() >= position {
+            return;
+        }
+        let mut waiters = self.sync_waiters.lock();
+        while self.followers.confirmed() < position && !self.is_given_up() {
+            self.wakes_sync_waiters.wait_for(&mut waiters, CONFIRM_RECHECK);
+        }
+    }
+
+    /// Returns whether nothing waits for standbys any more: the master must end, or changes fail.
+    fn is_given_up(&self) -> bool {
+        self.is_stuck.load(Ordering::Acquire) || self.fatal.is_raised()
+    }
+
+    /// Makes changes that lack a standby fail with this error, or wait for it again.
+    pub(crate) fn set_stuck(&self, error: Option<Error>) {
+        let mut stuck = self.stuck.lock();
+        self.is_stuck.store(error.is_some(), Ordering::Release);
+        *stuck = error;
+        drop(stuck);
+        self.wake_waiters();
+    }
+
+    /// Returns why a change fails although nothing waits for it any more: a standby that must have it
+    /// has not confirmed it.
+    pub(crate) fn unconfirmed(&self, position: u64) -> Option<Error> {
+        if self.followers.confirmed() >= position {
+            return None;
+        }
+        self.stuck.lock().clone()
+    }
+
+    /// Wakes all that wait for the log.
+    pub(super) fn wake_waiters(&self) {
+        {
+            let _waiters = self.sync_waiters.lock();
+            self.wakes_sync_waiters.notify_all();
+        }
+        self.progress.notify_waiters();
     }
 
     /// Asks for a sync at once, or for a write if the log is never synced. Does not wait.
@@ -95,7 +151,9 @@ impl Journal {
             if left.is_zero() {
                 return false;
             }
-            self.request_sync();
+            if self.disk_position() < position {
+                self.request_sync();
+            }
             self.wakes_sync_waiters.wait_for(&mut waiters, left);
         }
         true
@@ -120,7 +178,7 @@ impl Journal {
     /// sync of another thread has ended. Returns `false` if there is no file to sync.
     fn sync_unless(&self, position: u64) -> bool {
         let _one = self.syncing.lock();
-        if self.synced_position() >= position && position != u64::MAX {
+        if self.disk_position() >= position && position != u64::MAX {
             return true;
         }
         self.wait_written(u64::MAX);

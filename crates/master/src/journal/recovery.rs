@@ -14,7 +14,7 @@ use self::log_file::{LogFile, damaged_error};
 use super::{
     Replay,
     directory::{Directory, file_error},
-    frame::{FRAME_BYTES, Frame, HEADER_BYTES, Kind, Synced},
+    frame::{self, FRAME_BYTES, Frame, HEADER_BYTES, Kind, Synced},
 };
 use crate::state::Image;
 
@@ -81,8 +81,33 @@ pub(super) fn recover(
     Ok(recovered)
 }
 
+/// Recovers the state as it was before the log file of a number, from files that a process of this
+/// machine has written or recovered since it started.
+///
+/// # Errors
+/// A file cannot be read, or is damaged.
+pub(super) fn recover_before(
+    directory: &Directory,
+    number: u64,
+    replay: Replay<'_>,
+) -> Result<Recovered> {
+    let snapshot = directory.numbers(Kind::Snapshot)?.pop();
+    let logs = directory.numbers(Kind::Log)?.into_iter();
+    let logs = logs.filter(|&log| log < number && snapshot.is_none_or(|first| log >= first));
+    let files = logs.map(|log| LogFile::open(directory, Kind::Log, log));
+    let files: Vec<LogFile> = files.collect::<Result<_>>()?;
+    let mut recovered = Recovered::empty();
+    if let Some(snapshot) = snapshot {
+        let file = LogFile::open(directory, Kind::Snapshot, snapshot)?;
+        recovered.load_snapshot(directory, &file, &mut *replay)?;
+    }
+    let boot = directory.disk().boot_id();
+    recovered.replay(directory, &files, boot, snapshot.is_some(), replay)?;
+    Ok(recovered)
+}
+
 impl Recovered {
-    fn empty() -> Self {
+    pub(super) fn empty() -> Self {
         Self {
             image: Image::default(),
             timeline_id: SegmentId::random().to_bytes(),
@@ -106,6 +131,19 @@ impl Recovered {
         Ok(Self::empty())
     }
 
+    /// Counts a file that was made after the recovery.
+    pub(super) fn add_log(&mut self, name: &str) {
+        self.next_file += 1;
+        self.logs += 1;
+        self.kept.push(name.to_owned());
+    }
+
+    /// Forgets the files that a snapshot has replaced: all but the last log.
+    pub(super) fn keep_last_log(&mut self) {
+        self.kept.drain(..self.kept.len().saturating_sub(1));
+        self.logs = self.kept.len();
+    }
+
     /// Makes sure that what was recovered is on disk: earlier processes may not have synced it.
     pub(super) fn sync(&self, directory: &Directory) -> Result<()> {
         for name in &self.kept {
@@ -125,7 +163,7 @@ impl Recovered {
         let damaged = |at| damaged_error(directory, file, at);
         let header = file.header.ok_or_else(|| damaged(0))?;
         self.timeline_id = header.timeline_id;
-        let mut frames = file.frames(directory);
+        let mut frames = file.frames_from(directory, HEADER_BYTES);
         loop {
             let at = frames.offset();
             let frame = frames.next_frame()?.ok_or_else(|| damaged(at))?;
@@ -162,7 +200,7 @@ impl Recovered {
             if nth == 0 || file.any_frame(directory, 2, has_effects)? {
                 self.may_lack_end = header.boot != boot && header.synced != Synced::Always;
             }
-            let mut frames = file.frames(directory);
+            let mut frames = file.frames_from(directory, HEADER_BYTES);
             while !frames.is_at_end()? {
                 let at = frames.offset();
                 let frame = frames.next_frame()?;
@@ -227,6 +265,84 @@ impl Recovered {
         directory.open(&first.name)?.truncate(at as u64).map_err(|source| {
             file_error("cannot be truncated", &directory.path_of(&first.name), source)
         })
+    }
+}
+
+/// Reads frames one after the other from the log files.
+#[derive(Debug)]
+pub(super) struct FrameSource<'a> {
+    directory: &'a Directory,
+    next: u64,
+    /// The file that is read, and the place in it.
+    place: Option<(u64, usize)>,
+}
+
+impl<'a> FrameSource<'a> {
+    /// Reads from the frame of that number on.
+    pub(super) const fn new(directory: &'a Directory, next: u64) -> Self {
+        Self { directory, next, place: None }
+    }
+
+    /// Returns the number of the next frame.
+    pub(super) const fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Returns the next frames before `end`, about `bytes_max` bytes of them; `None` if the next one is
+    /// in no file any more.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub(super) fn read(&mut self, end: u64, bytes_max: usize) -> Result<Option<Vec<u8>>> {
+        let mut bytes = Vec::new();
+        let numbers = self.directory.numbers(Kind::Log)?;
+        let first = match self.place {
+            Some((file, _)) => numbers.partition_point(|number| *number < file),
+            None => self.first_file(&numbers)?,
+        };
+        for &number in &numbers[first..] {
+            if self.next >= end || bytes.len() >= bytes_max {
+                break;
+            }
+            self.read_file(number, end, bytes_max, &mut bytes)?;
+        }
+        Ok((self.next >= end || !bytes.is_empty()).then_some(bytes))
+    }
+
+    /// Returns the index of the last file that begins at or before the next frame.
+    fn first_file(&self, numbers: &[u64]) -> Result<usize> {
+        for (index, &number) in numbers.iter().enumerate().rev() {
+            let file = LogFile::open(self.directory, Kind::Log, number)?;
+            let mut frames = file.frames_from(self.directory, HEADER_BYTES);
+            if frames.next_frame()?.is_some_and(|frame| frame.number <= self.next) {
+                return Ok(index);
+            }
+        }
+        Ok(0)
+    }
+
+    fn read_file(
+        &mut self,
+        number: u64,
+        end: u64,
+        bytes_max: usize,
+        into: &mut Vec<u8>,
+    ) -> Result<()> {
+        let at = self.place.filter(|(file, _)| *file == number).map_or(HEADER_BYTES, |(_, at)| at);
+        let file = LogFile::open(self.directory, Kind::Log, number)?;
+        let mut frames = file.frames_from(self.directory, at);
+        while self.next < end && into.len() < bytes_max {
+            let Some(frame) = frames.next_frame()? else { break };
+            if frame.number == self.next {
+                let start = into.len();
+                into.resize(start + FRAME_BYTES, 0);
+                into.extend_from_slice(frame.payload);
+                frame::seal(&mut into[start..], self.next, frame.synced);
+                self.next += 1;
+            }
+        }
+        self.place = Some((number, frames.offset()));
+        Ok(())
     }
 }
 

@@ -49,7 +49,10 @@ impl Pool {
     }
 
     fn try_open_on(directory: Directory, sync: LogSync) -> Result<Self> {
-        let found = Journal::open(directory, sync)?;
+        Ok(Self::over(Journal::open(directory, sync)?))
+    }
+
+    fn over(found: RecoveredJournal) -> Self {
         let now = Moment::default();
         let (mut state, restored) =
             State::restore(Rules::default(), 1, now, found.image, Duration::ZERO);
@@ -62,7 +65,7 @@ impl Pool {
                 state.mount(now, CLIENT, spec).unwrap();
             }
         });
-        Ok(pool)
+        pool
     }
 
     fn journal(&self) -> &Journal {
@@ -365,5 +368,6 @@ fn waits_for_sync_share_one_and_end_at_their_deadline() {
 }
 
 mod crash;
+mod standby;
 mod streaming;
 mod versions;

@@ -24,6 +24,8 @@ impl Journal {
         if let Err(error) = self.write_batch(writer, &mut batch) {
             self.fail(writer, "cannot be written", error);
         }
+        // A batch whose last frames lie before a change of files has told no position yet.
+        self.followers.ship(&[], batch.end);
         writer.position = batch.end;
         self.written.store(batch.end, Ordering::Release);
         writer.spare = batch.into_spare();
@@ -54,6 +56,8 @@ impl Journal {
         end: Option<usize>,
     ) -> io::Result<()> {
         let Some(file) = writer.file.clone() else { return Ok(()) };
+        // Until the last frame of a batch only the former position is known to be complete.
+        let position = if end.is_none() { batch.end } else { writer.position };
         let (next_frame, synced) = (&mut writer.next_frame, writer.synced_frame);
         let mut frames = 0;
         let bytes = batch.frames(first, end, |frame| {
@@ -65,6 +69,7 @@ impl Journal {
             return Ok(());
         }
         file.append(bytes)?;
+        self.followers.ship(bytes, position);
         let bytes = bytes.len() as u64;
         writer.length += bytes;
         let is_large = {

@@ -17,7 +17,7 @@ use mooncake_base::{Token, sync::Mutex};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
-    sync::Semaphore,
+    sync::{Semaphore, mpsc},
     time::{Instant, Sleep},
 };
 use tokio_util::{
@@ -29,6 +29,7 @@ use super::{
     Admission, Origin, Service,
     unproven::{ConnectionPermits, ConnectionPlace},
 };
+use crate::cluster::LogSource;
 
 /// The time after which an HTTP/2 connection without calls is closed, unless an option sets another.
 const GRPC_IDLE: Duration = Duration::from_secs(600);
@@ -59,6 +60,10 @@ pub struct ServerContext {
     pub permits: ConnectionPermits,
     /// One permit per connection that is served by a dedicated thread.
     pub dedicated_threads: Arc<Semaphore>,
+    /// Takes connections that speak gRPC.
+    pub(crate) to_grpc: mpsc::Sender<io::Result<GrpcStream>>,
+    /// The log for standbys; `None` for a single master.
+    pub(crate) log_source: Option<Arc<LogSource>>,
 }
 
 impl ServerContext {
@@ -77,11 +82,13 @@ impl ServerContext {
             admission: Admission::new(2),
             permits: ConnectionPermits::with(8, 8),
             dedicated_threads: Arc::new(Semaphore::new(dedicated_threads)),
+            to_grpc: mpsc::channel(1).0,
+            log_source: None,
         }
     }
 
     /// Spawns a task that `kill` ends.
-    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let kill = self.kill.clone();
         self.tasks.spawn(async move {
             kill.run_until_cancelled(task).await;
@@ -198,7 +205,7 @@ impl Drop for Connection {
 /// A TCP stream for gRPC that first yields the bytes read while sniffing the protocol. It ends when it
 /// was idle for too long, or when a newer connection takes its place.
 #[derive(Debug)]
-pub(super) struct GrpcStream {
+pub(crate) struct GrpcStream {
     prefix: BytesMut,
     stream: TcpStream,
     peer: GrpcPeer,
@@ -211,7 +218,7 @@ pub(super) struct GrpcStream {
 
 /// The caller of a gRPC connection, as its calls find it.
 #[derive(Debug, Clone)]
-pub(super) struct GrpcPeer {
+pub(crate) struct GrpcPeer {
     pub(super) origin: Origin,
     pub(super) place: Arc<ConnectionPlace>,
     calls: Arc<CallActivity>,

@@ -11,8 +11,9 @@ use mooncake_base::sync::MutexGuard;
 use mooncake_base::{Clock, Error, Moment, Result, SegmentId};
 use mooncake_proto::v1::{self, request::Call, response};
 
-use super::{Origin, Service, admission, state_guard};
+use super::{Origin, Service, admission, shared_state::SharedState, state_guard};
 use crate::{
+    cluster::not_leader,
     journal::{Journal, JournalStatus, RecoveredJournal, StateOwner},
     state::{Restored, Rules, State},
 };
@@ -112,7 +113,7 @@ impl Service {
             // Writes the log itself, which is faster than to wake another thread for it.
             (Some(journal), AnsweringThread::Dedicated) => journal.wait_durable(position),
         }
-        self.unless_ended(response)
+        self.finished(response, position)
     }
 
     /// Executes a call that starts puts. It waits for memory on a thread of its own. Returns the log
@@ -129,13 +130,25 @@ impl Service {
         (self.end_call(pending, answer.map(response::Call::PutStart)), position)
     }
 
-    /// Returns the answer to a call, or its refusal if the log failed before the answer was in it. A
-    /// failure of the whole call stays, as it promises nothing: one that panicked must not be
-    /// repeated.
-    pub(super) fn unless_ended(&self, response: v1::Response) -> v1::Response {
-        match (self.shared.fatal().refusal(), &response.call) {
-            (None, _) | (_, Some(response::Call::Failure(_))) => response,
-            (Some(error), _) => refusal(&error),
+    /// Returns the answer to a call once the log was waited for, or why it must not be given: the log
+    /// failed before, a standby that must have the change has not confirmed it, or another master leads.
+    /// A failure of the whole call stays, as it promises nothing: one that panicked must not be repeated.
+    pub(super) fn finished(&self, response: v1::Response, position: u64) -> v1::Response {
+        let mut response = response;
+        if let Some(leadership) = self.shared.leadership() {
+            // At this moment, after all that was waited for: another master may lead already.
+            if !leadership.is_valid() {
+                self.shared.end(not_leader(None));
+            }
+            response.view = leadership.view.0;
+        }
+        if let Some(response::Call::Failure(_)) = &response.call {
+            return response;
+        }
+        let unconfirmed = || self.shared.journal().and_then(|log| log.unconfirmed(position));
+        match self.shared.fatal().refusal().or_else(unconfirmed) {
+            Some(error) => refusal(&error),
+            None => response,
         }
     }
 
@@ -166,8 +179,9 @@ impl Service {
         }
     }
 
-    pub(crate) fn has_journal(&self) -> bool {
-        self.shared.journal().is_some()
+    /// Returns what all calls share.
+    pub(crate) fn shared(&self) -> &SharedState {
+        &self.shared
     }
 }
 
@@ -242,7 +256,7 @@ pub(super) fn waits_for_log(call: &Call) -> bool {
 
 /// Returns the answer to a call that failed as a whole.
 pub(super) fn refusal(error: &Error) -> v1::Response {
-    v1::Response { call: Some(response::Call::Failure(error.into())) }
+    v1::Response { call: Some(response::Call::Failure(error.into())), ..v1::Response::default() }
 }
 
 pub(super) fn panicked() -> Error {

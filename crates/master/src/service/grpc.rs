@@ -37,7 +37,7 @@ const CALLS_MAX: usize = 64;
 const CALL_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Serves connections until `stop`, then waits for the calls in flight.
-pub(super) async fn serve(
+pub(crate) async fn serve(
     service: Arc<Service>,
     admission: Admission,
     token: Option<Token>,

@@ -1,22 +1,23 @@
 //! The listeners: accept connections, detect the protocol from the first bytes, and dispatch. A
 //! connection that sends nothing, or no known protocol, is dropped.
 
-use std::{io, net::SocketAddr, time::Duration};
+mod standby;
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::BytesMut;
 use mooncake_proto::native_frame::MAGIC;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream, UnixListener},
-    sync::mpsc,
     time::timeout,
 };
 
 use super::{
-    Service,
     connection::{Connection, GrpcStream, ServerContext},
-    grpc, native,
+    native,
 };
+use crate::front::Front;
 
 /// The maximum number of connections at a time, over all protocols.
 pub const CONNECTIONS_MAX: usize = 65_536;
@@ -36,17 +37,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// The TCP keepalive time. Probes close the connections of dead hosts.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// Serves the TCP port until `context.stop`.
-pub async fn serve_tcp(listener: TcpListener, context: ServerContext) {
-    let (to_grpc, from_sniffers) = mpsc::channel(128);
-    context.spawn(grpc::serve(
-        context.service.clone(),
-        context.admission.clone(),
-        context.token.clone(),
-        from_sniffers,
-        context.stop.clone(),
-    ));
-    while let Some(accepted) = context.stop.run_until_cancelled(listener.accept()).await {
+/// Serves the TCP port until the master stops.
+pub(crate) async fn serve_tcp(listener: TcpListener, front: Arc<Front>) {
+    while let Some(accepted) = front.stop_token().run_until_cancelled(listener.accept()).await {
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
@@ -54,17 +47,21 @@ pub async fn serve_tcp(listener: TcpListener, context: ServerContext) {
                 continue;
             }
         };
-        set_socket_options(&stream, context.is_nodelay);
+        set_socket_options(&stream, front.config().is_tcp_nodelay);
+        let Some(context) = front.context() else {
+            standby::answer(stream, &front);
+            continue;
+        };
         let connection = Connection::new(&context, is_local(&stream, peer), Some(peer));
-        let (place, to_grpc, inner) = (connection.place.clone(), to_grpc.clone(), context.clone());
-        let routed = async move { route(stream, connection, inner, to_grpc).await };
+        let (place, inner) = (connection.place.clone(), context.clone());
+        let routed = async move { route(stream, connection, inner).await };
         context.spawn_connection(&place, routed);
     }
 }
 
-/// Serves the abstract Unix socket until `context.stop`. Only the native protocol is spoken there.
-pub async fn serve_unix(listener: UnixListener, context: ServerContext) {
-    while let Some(accepted) = context.stop.run_until_cancelled(listener.accept()).await {
+/// Serves the abstract Unix socket until the master stops. Only the native protocol is spoken there.
+pub(crate) async fn serve_unix(listener: UnixListener, front: Arc<Front>) {
+    while let Some(accepted) = front.stop_token().run_until_cancelled(listener.accept()).await {
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -72,6 +69,8 @@ pub async fn serve_unix(listener: UnixListener, context: ServerContext) {
                 continue;
             }
         };
+        // Clients learn the name of the socket from a master that leads. They try its port again.
+        let Some(context) = front.context() else { continue };
         let connection = Connection::new(&context, true, None);
         let (place, inner) = (connection.place.clone(), context.clone());
         context.spawn_connection(&place, native::serve_local(stream, connection, inner));
@@ -82,48 +81,61 @@ pub async fn serve_unix(listener: UnixListener, context: ServerContext) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Protocol {
     Native,
+    /// A standby that asks for the log.
+    Standby,
     Grpc,
     Http,
 }
 
 /// Reads until the first bytes identify the protocol, then serves the connection.
-async fn route(
-    mut stream: TcpStream,
-    connection: Connection,
-    context: ServerContext,
-    to_grpc: mpsc::Sender<io::Result<GrpcStream>>,
-) {
+async fn route(mut stream: TcpStream, connection: Connection, context: ServerContext) {
     let mut prefix = BytesMut::with_capacity(256);
+    let sniffed = tokio::select! {
+        sniffed = protocol_of(&mut stream, &mut prefix) => sniffed,
+        () = context.stop.cancelled() => None,
+    };
+    match sniffed {
+        Some(Protocol::Standby) => send_log(stream, prefix, &connection, &context),
+        Some(Protocol::Native) => native::serve(stream, prefix, connection, context).await,
+        Some(Protocol::Grpc) => {
+            // The receiver ends with the master. Then the stream is dropped, which closes it.
+            let stream = GrpcStream::new(prefix, stream, connection, context.idle);
+            let _ = context.to_grpc.send(Ok(stream)).await;
+        }
+        Some(Protocol::Http) => {
+            let health = || crate::admin::health(&context.service).to_string();
+            let _ = timeout(HTTP_DEADLINE, answer_http(stream, prefix, health)).await;
+        }
+        None => {
+            tracing::debug!(first = %prefix.escape_ascii(), "closed a connection of unknown protocol")
+        }
+    }
+}
+
+/// Reads until the first bytes identify the protocol; `None` if they do not.
+async fn protocol_of(stream: &mut TcpStream, prefix: &mut BytesMut) -> Option<Protocol> {
     let sniffing = async {
         loop {
-            match sniff(&prefix) {
+            match sniff(prefix) {
                 Sniffed::Protocol(protocol) => return Some(protocol),
                 Sniffed::Unknown => return None,
                 Sniffed::NeedMore => {}
             }
-            match stream.read_buf(&mut prefix).await {
+            match stream.read_buf(prefix).await {
                 Ok(0) | Err(_) => return None,
                 Ok(_) => {}
             }
         }
     };
-    let sniffed = tokio::select! {
-        sniffed = timeout(SNIFF_DEADLINE, sniffing) => sniffed.ok().flatten(),
-        () = context.stop.cancelled() => None,
-    };
-    match sniffed {
-        Some(Protocol::Native) => native::serve(stream, prefix, connection, context).await,
-        Some(Protocol::Grpc) => {
-            // The receiver ends with the master. Then the stream is dropped, which closes it.
-            let stream = GrpcStream::new(prefix, stream, connection, context.idle);
-            let _ = to_grpc.send(Ok(stream)).await;
-        }
-        Some(Protocol::Http) => {
-            let _ = timeout(HTTP_DEADLINE, answer_http(stream, prefix, &context.service)).await;
-        }
-        None => {
-            tracing::debug!(first = %prefix.escape_ascii(), "closed a connection of unknown protocol")
-        }
+    timeout(SNIFF_DEADLINE, sniffing).await.ok().flatten()
+}
+
+/// Hands the connection of a standby to a thread.
+fn send_log(stream: TcpStream, prefix: BytesMut, connection: &Connection, context: &ServerContext) {
+    match (&context.log_source, stream.into_std()) {
+        (Some(source), Ok(stream)) => source.serve(stream, prefix, connection.place.clone()),
+        (None, _) => tracing::warn!("a standby connected to a master without --enable_ha"),
+        (_, Err(error)) => tracing::warn!(%error, "the connection of a standby cannot be used"),
     }
 }
 
@@ -136,8 +148,9 @@ enum Sniffed {
 
 /// Detects the protocol from the first bytes.
 fn sniff(prefix: &[u8]) -> Sniffed {
-    const BEGINNINGS: [(&[u8], Protocol); 9] = [
+    const BEGINNINGS: [(&[u8], Protocol); 10] = [
         (&MAGIC, Protocol::Native),
+        (&mooncake_proto::standby::MAGIC, Protocol::Standby),
         (b"PRI * HTTP/2.0", Protocol::Grpc),
         (b"GET ", Protocol::Http),
         (b"HEAD ", Protocol::Http),
@@ -160,7 +173,7 @@ fn sniff(prefix: &[u8]) -> Sniffed {
 async fn answer_http(
     mut stream: TcpStream,
     mut head: BytesMut,
-    service: &Service,
+    health: impl Fn() -> String,
 ) -> io::Result<()> {
     while !head.windows(4).any(|window| window == b"\r\n\r\n") {
         if head.len() > HTTP_HEAD_BYTES_MAX || stream.read_buf(&mut head).await? == 0 {
@@ -172,7 +185,7 @@ async fn answer_http(
     let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let is_read = matches!(method, b"GET" | b"HEAD");
     let (status, kind, body) = if is_read && matches!(path, b"/" | b"/health") {
-        ("200 OK", "application/json", crate::admin::health(service).to_string())
+        ("200 OK", "application/json", health())
     } else {
         let body =
             "404 Not Found: this is the port of mooncake clients; it answers / and /health\n";
@@ -221,6 +234,7 @@ mod tests {
         check(b"M", Sniffed::NeedMore);
         check(b"MOONLEA", Sniffed::NeedMore);
         check(b"MOONLEAN\x01", Sniffed::Protocol(Protocol::Native));
+        check(b"MOONSTBY\x01", Sniffed::Protocol(Protocol::Standby));
         check(b"MOONLEAP", Sniffed::Unknown);
         check(b"P", Sniffed::NeedMore);
         check(b"PRI * HTTP/2.0\r\n", Sniffed::Protocol(Protocol::Grpc));

@@ -425,7 +425,7 @@ fn hung_up() -> Error {
 }
 
 fn refusal(error: &Error) -> v1::Response {
-    v1::Response { call: Some(response::Call::Failure(error.into())) }
+    v1::Response { call: Some(response::Call::Failure(error.into())), ..v1::Response::default() }
 }
 
 fn broken(source: io::Error) -> Error {

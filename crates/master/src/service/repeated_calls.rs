@@ -125,5 +125,11 @@ fn client_of(request: &v1::Request) -> Option<ClientId> {
 }
 
 fn refused(error: Error) -> (v1::Response, u64) {
-    (v1::Response { call: Some(response::Call::Failure((&error).into())) }, 0)
+    (
+        v1::Response {
+            call: Some(response::Call::Failure((&error).into())),
+            ..v1::Response::default()
+        },
+        0,
+    )
 }

@@ -10,12 +10,12 @@ use std::{
 
 use bytes::Bytes;
 use mooncake_base::sync::{Mutex, MutexGuard};
-use mooncake_base::{Clock, Moment, Result, SegmentId, TenantId};
+use mooncake_base::{Clock, Error, Moment, Result, SegmentId, TenantId};
 use mooncake_proto::v1;
 use tokio::sync::Notify;
 
 use super::{
-    SLICE_ITEMS, STEPS_PER_SLICE, check_name,
+    Leadership, SLICE_ITEMS, STEPS_PER_SLICE, check_name,
     disk_progress::DiskProgress,
     op_metrics::OpMetrics,
     state_guard::{self, StateGuard},
@@ -23,7 +23,7 @@ use super::{
 use crate::{events::Events, fatal::FatalError, journal::Journal, state::State};
 
 #[derive(Debug)]
-pub(super) struct SharedState {
+pub(crate) struct SharedState {
     /// The id of the master. It need not be secret, but must differ between starts.
     identity: [u8; 16],
     clock: Arc<dyn Clock>,
@@ -45,6 +45,8 @@ pub(super) struct SharedState {
     /// How often the state was locked.
     #[cfg(test)]
     locks: std::sync::atomic::AtomicU64,
+    /// The right to answer, for one of several masters.
+    leadership: OnceLock<Leadership>,
 }
 
 impl SharedState {
@@ -64,6 +66,7 @@ impl SharedState {
             disk_progress: DiskProgress::default(),
             #[cfg(test)]
             locks: Default::default(),
+            leadership: OnceLock::new(),
         }
     }
 
@@ -188,12 +191,36 @@ impl SharedState {
         self.clock.now()
     }
 
-    pub(super) fn journal(&self) -> Option<&Journal> {
+    pub(crate) fn journal(&self) -> Option<&Journal> {
         self.journal.as_ref()
     }
 
+    /// Makes answers depend on the leadership. Called once, before any call.
+    pub(crate) fn set_leadership(&self, leadership: Leadership) {
+        let _ = self.leadership.set(leadership);
+    }
+
+    /// Returns the right to answer; `None` for a single master, which always may.
+    pub(super) fn leadership(&self) -> Option<&Leadership> {
+        self.leadership.get()
+    }
+
+    /// Returns whether this master may answer at this moment.
+    pub(crate) fn may_answer(&self) -> bool {
+        self.leadership().is_none_or(Leadership::is_valid)
+    }
+
+    /// Answers no call any more.
+    pub(crate) fn end(&self, why: Error) {
+        self.fatal.end(why);
+        if let Some(journal) = &self.journal {
+            // Wakes all that wait.
+            journal.set_stuck(None);
+        }
+    }
+
     /// Returns the error after which no call is answered any more.
-    pub(super) fn fatal(&self) -> &Arc<FatalError> {
+    pub(crate) fn fatal(&self) -> &Arc<FatalError> {
         &self.fatal
     }
 

@@ -35,7 +35,7 @@ struct Waiting {
 
 /// The place of one connection.
 #[derive(Debug)]
-pub(super) struct ConnectionPlace {
+pub(crate) struct ConnectionPlace {
     permits: ConnectionPermits,
     number: u64,
     displaced: CancellationToken,
@@ -58,7 +58,7 @@ impl ConnectionPermits {
     }
 
     /// Takes a new connection in. The oldest unproven one ends if there are too many.
-    pub(super) fn take_in(&self) -> ConnectionPlace {
+    pub(crate) fn take_in(&self) -> ConnectionPlace {
         let mut waiting = self.unproven.waiting.lock();
         waiting.last += 1;
         let (number, displaced) = (waiting.last, CancellationToken::new());
@@ -85,7 +85,7 @@ impl ConnectionPlace {
     ///
     /// # Errors
     /// `RPC_FAIL`: there are too many clients, or the connection was displaced.
-    pub(super) fn prove(&self) -> Result<()> {
+    pub(crate) fn prove(&self) -> Result<()> {
         let mut permit = self.permit.lock();
         if permit.is_some() {
             return Ok(());
@@ -107,7 +107,7 @@ impl ConnectionPlace {
     }
 
     /// Returns the token that is cancelled when the connection has to end for a newer one.
-    pub(super) fn displaced(&self) -> &CancellationToken {
+    pub(crate) fn displaced(&self) -> &CancellationToken {
         &self.displaced
     }
 }

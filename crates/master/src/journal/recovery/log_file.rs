@@ -41,9 +41,13 @@ impl LogFile {
         Ok(file)
     }
 
-    /// Returns the frames behind the header.
-    pub(super) fn frames<'a>(&'a self, directory: &'a Directory) -> FrameReader<'a> {
-        let offset = HEADER_BYTES as u64;
+    /// Returns the frames from a place in the file on, the first of which is behind the header.
+    pub(super) fn frames_from<'a>(
+        &'a self,
+        directory: &'a Directory,
+        place: usize,
+    ) -> FrameReader<'a> {
+        let offset = place as u64;
         FrameReader { directory, file: self, buffer: Vec::new(), start: 0, offset, is_read: false }
     }
 
@@ -54,7 +58,7 @@ impl LogFile {
         count: usize,
         is_meant: impl Fn(&Frame<'_>) -> bool,
     ) -> Result<bool> {
-        let mut frames = self.frames(directory);
+        let mut frames = self.frames_from(directory, HEADER_BYTES);
         for _ in 0..count {
             let Some(frame) = frames.next_frame()? else { break };
             if is_meant(&frame) {

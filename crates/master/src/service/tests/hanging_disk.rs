@@ -8,7 +8,6 @@ use tokio::{
     task::JoinSet,
     time::timeout,
 };
-use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::{
@@ -326,13 +325,10 @@ async fn admin_call_holds_no_runtime_thread() {
     lend(&service);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let stop = CancellationToken::new();
-    let secrets = crate::admin::Secrets { admin: crate::config::Secret::default(), rpc: None };
-    let settings =
-        crate::admin::Settings { secrets, has_upstream_metrics: true, hosts: Vec::new() };
-    let stopped = stop.clone();
+    let context = connection::ServerContext::for_tests(service.clone(), 0);
+    let front = crate::front::Front::for_tests(&context);
     let mut server = JoinSet::new();
-    server.spawn(crate::admin::serve(listener, service.clone(), settings, stopped));
+    server.spawn(crate::admin::serve(listener, front));
     disk.hang(true);
     let mut drain = JoinSet::new();
     drain.spawn(http(address, "POST /api/v1/drain_jobs", r#"{"segments":["h:1"]}"#));
@@ -345,7 +341,7 @@ async fn admin_call_holds_no_runtime_thread() {
     disk.hang(false);
     let drained = timeout(DEADLINE, drain.join_next()).await.expect("in time");
     assert_eq!(drained.expect("a task").unwrap(), "HTTP/1.1 200 OK");
-    stop.cancel();
+    context.stop.cancel();
     server.join_next().await.expect("a task").unwrap();
     drop(maintenance);
 }

@@ -121,7 +121,10 @@ fn repetition_waits_for_first_execution() {
         });
         has_begun.recv_timeout(Duration::from_secs(10)).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let response = v1::Response { call: Some(response::Call::Remove(Default::default())) };
+        let response = v1::Response {
+            call: Some(response::Call::Remove(Default::default())),
+            ..v1::Response::default()
+        };
         runtime.block_on(async {
             let mut waiting = pin!(service.repeated_calls.wait_for_first(&request));
             let mut context = Context::from_waker(Waker::noop());

@@ -18,7 +18,7 @@ fn hostile_keys(length: usize) -> Vec<Bytes> {
 /// Returns the answer, which fits a frame.
 fn fitting(service: &Service, call: Call) -> response::Call {
     let answer = ask(service, call);
-    let response = v1::Response { call: Some(answer.clone()) };
+    let response = v1::Response { call: Some(answer.clone()), ..v1::Response::default() };
     assert!(response.encoded_len() <= FRAME_BYTES_MAX, "{} bytes", response.encoded_len());
     answer
 }

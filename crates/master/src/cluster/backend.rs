@@ -1,0 +1,50 @@
+//! The lease service that the options name.
+
+use std::sync::Arc;
+
+use mooncake_base::{Endpoint, Result};
+use mooncake_election::{
+    ClusterId, LeaseService, etcd::EtcdLease, kubernetes::KubernetesLease, redis::RedisLease,
+};
+use mooncake_kv_client::redis::RedisAddress;
+
+use crate::config::{LeaseBackend, MasterConfig};
+
+/// Creates the client of the lease service.
+///
+/// # Errors
+/// The options name none, or it is invalid.
+pub(super) fn lease_service(config: &MasterConfig) -> Result<Arc<dyn LeaseService>> {
+    let settings = &config.cluster;
+    let cluster = ClusterId::new(&config.cluster_id)?;
+    let place = without_scheme(settings.backend, settings.place()?);
+    Ok(match settings.backend {
+        LeaseBackend::Etcd => {
+            let members = place.split([';', ',']).map(|member| member.trim().parse());
+            let members = members.collect::<Result<Vec<Endpoint>>>()?;
+            Arc::new(EtcdLease::new(&members, &cluster, settings.lease_ttl)?)
+        }
+        LeaseBackend::Redis => {
+            let address = RedisAddress::parse(place, &settings.redis)?;
+            Arc::new(RedisLease::new(address, &cluster, settings.lease_ttl))
+        }
+        LeaseBackend::Kubernetes => {
+            let namespace = match &settings.pod_namespace[..] {
+                "" => "default",
+                name => name,
+            };
+            let (namespace, lease) = place.split_once('/').unwrap_or((namespace, place));
+            Arc::new(KubernetesLease::in_pod(namespace, lease, settings.lease_ttl)?)
+        }
+    })
+}
+
+/// Clients name the service with a scheme; here it may be left out.
+fn without_scheme(backend: LeaseBackend, place: &str) -> &str {
+    let scheme = match backend {
+        LeaseBackend::Etcd => "etcd://",
+        LeaseBackend::Redis => "redis://",
+        LeaseBackend::Kubernetes => "k8s://",
+    };
+    place.strip_prefix(scheme).unwrap_or(place)
+}

@@ -1,0 +1,345 @@
+//! The thread that takes a member from following to leading and back.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use mooncake_base::{Clock, Error, ErrorCode, Result, SegmentId, SystemClock};
+use mooncake_election::{History, LeaderAddress, MemberId, Role, View};
+use mooncake_proto::standby::ViewStart;
+
+use super::{
+    Cluster, Handover, LogSource, following::Following, member::Membership, not_leader,
+    open_directory, status::MemberState, supervision::Supervision,
+};
+use crate::{
+    config::MasterConfig,
+    front::{Front, Term},
+    journal::{Directory, FollowerStatus, Journal, OnLogFailure, RecoveredJournal, StandbyLog},
+    service::{Leadership, Service},
+};
+
+/// Time between two looks of a leader at its standbys.
+const TICK: Duration = Duration::from_millis(20);
+
+/// Time between two looks of a follower at its role, in case nothing tells.
+const FOLLOWER_TICK: Duration = Duration::from_secs(1);
+
+/// Time in which another master must serve after a hand-over.
+const HANDOVER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Pause before an address is announced again.
+const ANNOUNCE_PAUSE: Duration = Duration::from_millis(50);
+
+/// The handle of the thread. Dropping it ends the member: a leader gives its lease back.
+#[derive(Debug)]
+pub(crate) struct Director {
+    cluster: Arc<Cluster>,
+    is_ended: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Conductor {
+    cluster: Arc<Cluster>,
+    front: Arc<Front>,
+    directory: Arc<Directory>,
+    is_ended: Arc<AtomicBool>,
+}
+
+/// Why a leader stops leading.
+#[derive(Debug)]
+enum EndOfTerm {
+    /// The lease is lost, or the process ends.
+    Lost,
+    /// A standby takes over.
+    HandedOver(Handover),
+}
+
+impl Director {
+    /// Joins the cluster, and follows or leads from now on. Calls are answered by `front` while this
+    /// master leads. Must be called within the runtime.
+    ///
+    /// # Errors
+    /// The configuration is invalid, or the state directory cannot be used.
+    pub(crate) fn start(front: Arc<Front>, config: &MasterConfig, address: String) -> Result<Self> {
+        let directory = open_directory(config)?;
+        let membership = Membership::open(Arc::clone(&directory))?;
+        let cluster = Arc::new(Cluster::join(config, address, &membership)?);
+        tracing::info!(
+            member = membership.member(),
+            address = cluster.settings.address,
+            lease_service = cluster.elector.service_address(),
+            "this master is a member of a cluster"
+        );
+        front.set_cluster(Arc::clone(&cluster));
+        let is_ended = Arc::new(AtomicBool::new(false));
+        let mut work = Conductor {
+            cluster: Arc::clone(&cluster),
+            front,
+            directory,
+            is_ended: Arc::clone(&is_ended),
+        };
+        let run = move || {
+            if let Err(error) = work.run(membership) {
+                work.cluster.fatal.raise(error);
+            }
+        };
+        let thread = thread::Builder::new().name("mc-cluster".to_owned()).spawn(run);
+        let thread = thread.map_err(|source| {
+            Error::internal("the thread of a member cannot be started").caused_by(source)
+        })?;
+        Ok(Self { cluster, is_ended, thread: Some(thread) })
+    }
+
+    /// Returns what the threads of the member share.
+    pub(crate) fn cluster(&self) -> &Arc<Cluster> {
+        &self.cluster
+    }
+}
+
+impl Drop for Director {
+    fn drop(&mut self) {
+        self.is_ended.store(true, Ordering::Release);
+        self.cluster.elector.resign();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of a member of the cluster panicked");
+        }
+    }
+}
+
+impl Conductor {
+    fn run(&mut self, membership: Membership) -> Result<()> {
+        let mut membership = membership;
+        while !self.is_ended() {
+            let log = self.open_log(&mut membership)?;
+            let following = Following::start(Arc::clone(&self.cluster), log, membership)?;
+            let elected = self.wait_until_elected();
+            let followed = following.stop()?;
+            membership = match elected {
+                Some(view) => self.lead(view, followed)?,
+                None => return Ok(()),
+            };
+            self.cluster.elector.restart(membership.history());
+        }
+        Ok(())
+    }
+
+    fn is_ended(&self) -> bool {
+        self.is_ended.load(Ordering::Acquire)
+    }
+
+    fn open_log(&self, membership: &mut Membership) -> Result<StandbyLog> {
+        self.cluster.set_state(MemberState::Recovering);
+        let log = StandbyLog::open(Arc::clone(&self.directory), self.cluster.settings.log_sync)?;
+        let is_lost = log.is_empty() && !membership.views().is_empty();
+        if membership.is_complete() && (log.may_lack_end() || is_lost) {
+            tracing::warn!(
+                "the log may lack changes that this member has confirmed, because its machine went \
+                 down; it does not lead while the in-sync set names others, until it has followed one"
+            );
+            membership.set_complete(false)?;
+            self.cluster.elector.set_complete(false);
+        }
+        self.cluster.set_state(MemberState::Standby);
+        Ok(log)
+    }
+
+    /// Waits until this member leads; `None` at the end of the process.
+    fn wait_until_elected(&self) -> Option<View> {
+        loop {
+            let is_wanted =
+                |role| self.is_ended() || matches!(role, Role::Leader { .. } | Role::Fenced { .. });
+            let elector = &self.cluster.elector;
+            let role = elector.wait_for_role(is_wanted, SystemClock.now() + FOLLOWER_TICK);
+            if let Some(handover) = self.cluster.handover.lock().take() {
+                refuse(handover, not_leader(None));
+            }
+            match role {
+                _ if self.is_ended() => return None,
+                Role::Leader { view, .. } => return Some(view),
+                Role::Fenced { view } => elector.restart(History::UpTo(view)),
+                Role::Follower(_) | Role::Candidate => {}
+            }
+        }
+    }
+
+    /// Leads until the lease is lost, handed over or given back.
+    fn lead(
+        &mut self,
+        view: View,
+        (mut log, mut membership): (StandbyLog, Membership),
+    ) -> Result<Membership> {
+        let began = SystemClock.now();
+        self.cluster.set_state(MemberState::LeaderWarmup);
+        if self.cluster.elector.overrules_others() {
+            tracing::error!(
+                "this master leads by --force_leader although others had changes that it lacks: memory \
+                 may have been used for other objects since, so that it forgets all objects"
+            );
+            log.begin_anew(SegmentId::random().to_bytes())?;
+        }
+        membership.lead(ViewStart { view: view.0, first_frame: log.place().1 })?;
+        let recovered = log.lead(membership.is_complete())?;
+        membership.set_complete(true)?;
+        self.cluster.elector.set_complete(true);
+        let service = self.make_service(view, recovered)?;
+        let source = Arc::new(LogSource::new(
+            Arc::clone(&service),
+            view,
+            membership.views(),
+            membership.member().to_owned(),
+            self.cluster.settings.token.clone(),
+        ));
+        let term = self.front.begin_term(Arc::clone(&service), Some(Arc::clone(&source)))?;
+        tracing::info!(
+            %view, milliseconds = SystemClock.now().since(began).as_millis(), "this master leads"
+        );
+        let outcome = self.serve(&service);
+        if matches!(outcome, Ok(EndOfTerm::HandedOver(_))) {
+            self.front.drain(&term);
+        }
+        self.end_term(&service, &source, term);
+        match outcome? {
+            EndOfTerm::Lost => {}
+            EndOfTerm::HandedOver(handover) => self.await_successor(view, handover),
+        }
+        Ok(membership)
+    }
+
+    fn make_service(&self, view: View, recovered: RecoveredJournal) -> Result<Arc<Service>> {
+        let mut recovered = recovered;
+        // Without a log there is nothing to ship.
+        recovered.journal = recovered.journal.with_failure_policy(OnLogFailure::Stop);
+        let (service, restored) = self.front.make_service(recovered)?;
+        tracing::info!(
+            segments = restored.segments,
+            objects = restored.objects,
+            conflicts = restored.conflicts,
+            "took the state of the log over"
+        );
+        let validity = self.cluster.elector.validity();
+        service.shared().set_leadership(Leadership { view, validity });
+        Ok(Arc::new(service))
+    }
+
+    /// Announces this master, and keeps the in-sync set right while it leads.
+    fn serve(&self, service: &Service) -> Result<EndOfTerm> {
+        let cluster = &*self.cluster;
+        let journal = service.shared().journal().ok_or_else(|| Error::internal("no log"))?;
+        let Ok(mut supervision) = Supervision::begin(cluster, journal) else {
+            return Ok(EndOfTerm::Lost);
+        };
+        let mut is_announced = false;
+        while !self.is_ended() {
+            if let Some(error) = service.shared().fatal().get().cloned() {
+                return Err(error);
+            }
+            if supervision.step(cluster, journal).is_err() {
+                return Ok(EndOfTerm::Lost);
+            }
+            if !is_announced {
+                is_announced = self.announce();
+            }
+            if let Some(handover) = cluster.handover.lock().take() {
+                match self.prepare_handover(journal, &handover) {
+                    Ok(()) => return Ok(EndOfTerm::HandedOver(handover)),
+                    Err(error) => refuse(handover, error),
+                }
+            }
+            let is_over = |role| self.is_ended() || !matches!(role, Role::Leader { .. });
+            let pause = if is_announced { TICK } else { ANNOUNCE_PAUSE };
+            let role = cluster.elector.wait_for_role(is_over, SystemClock.now() + pause);
+            if !matches!(role, Role::Leader { .. }) {
+                tracing::warn!("this master has lost the lead");
+                return Ok(EndOfTerm::Lost);
+            }
+        }
+        Ok(EndOfTerm::Lost)
+    }
+
+    /// Writes the address into the lease service. Returns whether it is there.
+    fn announce(&self) -> bool {
+        let settings = &self.cluster.settings;
+        let deadline = SystemClock.now() + settings.ttl / 3;
+        match self.cluster.elector.announce(&settings.address, deadline) {
+            Ok(()) => {
+                self.cluster.set_state(MemberState::Serving);
+                true
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the address of this master was not announced");
+                false
+            }
+        }
+    }
+
+    /// Leaves a standby as the only one that can follow: this master takes no part in the election until
+    /// another leads, or a while has passed.
+    fn prepare_handover(&self, journal: &Journal, handover: &Handover) -> Result<()> {
+        let cluster = &*self.cluster;
+        let standbys = journal.standbys();
+        let can_lead = |standby: &&FollowerStatus| {
+            standby.is_required && standby.is_attached && standby.is_near
+        };
+        let is_meant = |address: &str| handover.to.as_deref().is_none_or(|to| to == address);
+        let next = standbys.iter().filter(can_lead).find(|standby| is_meant(&standby.address));
+        let Some(next) = next else {
+            let known: Vec<_> = standbys.iter().filter(can_lead).map(|s| &s.address[..]).collect();
+            let text = "no standby in sync can take over";
+            return Err(Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS, text)
+                .with("asked_for", handover.to.as_deref().unwrap_or("any"))
+                .with("in_sync", known.join(", ")));
+        };
+        tracing::info!(to = next.address, "handing the lead over");
+        let members = [cluster.settings.member.clone(), MemberId::new(&next.member)?].into();
+        if cluster.elector.required_members()? == members {
+            return Ok(());
+        }
+        cluster.elector.change_in_sync(members, SystemClock.now() + cluster.settings.ttl / 3)
+    }
+
+    fn end_term(&self, service: &Service, source: &LogSource, term: Term) {
+        // From here on nothing is answered any more.
+        service.shared().end(not_leader(None));
+        self.front.end_term(term);
+        source.close();
+        // Calls that still hold the service write nothing any more.
+        if let Some(journal) = service.shared().journal() {
+            journal.retire();
+        }
+        self.cluster.elector.resign();
+        self.cluster.set_state(MemberState::Standby);
+    }
+
+    /// Answers a hand-over once the next leader serves.
+    fn await_successor(&self, view: View, handover: Handover) {
+        let elector = &self.cluster.elector;
+        let serving = || {
+            let leader = elector.known().snapshot.leader?;
+            let is_serving = matches!(leader.address, LeaderAddress::Serving(_));
+            (is_serving && leader.view > view).then_some(leader.view)
+        };
+        let deadline = SystemClock.now() + HANDOVER_TIMEOUT;
+        let is_wanted = |_| self.is_ended() || serving().is_some();
+        elector.wait_for_role(is_wanted, deadline);
+        let answer = serving().ok_or_else(|| {
+            let text = "the lead was given up, and no other master serves yet";
+            Error::new(ErrorCode::RPC_TIMEOUT, text)
+        });
+        // The caller may have gone.
+        let _ = handover.reply.send(answer);
+    }
+}
+
+fn refuse(handover: Handover, error: Error) {
+    // The caller may have gone.
+    let _ = handover.reply.send(Err(error));
+}

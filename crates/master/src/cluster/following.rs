@@ -1,0 +1,371 @@
+//! The standby's side: receives the log of the leader, writes it to the own log and confirms it.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use mooncake_base::{
+    Clock, Endpoint, Error, ErrorCode, Result, SystemClock,
+    sync::{Condvar, Mutex},
+};
+use mooncake_election::{LeaderAddress, Role};
+use mooncake_proto::standby::{Attach, Attached, Confirm, Frames, FromLeader, FromStandby, Start};
+
+use super::{
+    Cluster,
+    channel::{Channel, Closer, KEEPALIVE},
+    member::Membership,
+    status::MemberState,
+};
+use crate::{
+    journal::{LogSync, StandbyLog},
+    service::VERSION,
+};
+
+/// Time in which a leader must accept a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Pause before a connection that failed is tried again.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// Time between two looks at whether the log is to be synced or compacted, if it is never synced at an
+/// interval.
+const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A standby while it follows.
+#[derive(Debug)]
+pub(super) struct Following {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// The log and what goes with it. Only the thread that receives changes the log.
+#[derive(Debug)]
+struct Shared {
+    cluster: Arc<Cluster>,
+    log: Mutex<StandbyLog>,
+    /// Held while files are replaced: by a snapshot of the leader, or by an own one.
+    files: Mutex<()>,
+    membership: Mutex<Membership>,
+    progress: Mutex<Progress>,
+    /// The progress has changed, or the end has come.
+    changed: Condvar,
+    is_ended: AtomicBool,
+}
+
+/// How far the standby is.
+#[derive(Debug, Default)]
+struct Progress {
+    connection: Option<Closer>,
+}
+
+impl Following {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// A thread cannot be started.
+    pub(super) fn start(
+        cluster: Arc<Cluster>,
+        log: StandbyLog,
+        membership: Membership,
+    ) -> Result<Self> {
+        let shared = Arc::new(Shared {
+            cluster,
+            log: Mutex::new(log),
+            files: Mutex::default(),
+            membership: Mutex::new(membership),
+            progress: Mutex::default(),
+            changed: Condvar::new(),
+            is_ended: AtomicBool::new(false),
+        });
+        let mut following = Self { shared, threads: Vec::new() };
+        following.spawn("mc-follow", Shared::run)?;
+        following.spawn("mc-standby-sync", Shared::maintain)?;
+        Ok(following)
+    }
+
+    fn spawn(&mut self, name: &str, run: fn(&Shared)) -> Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(move || run(&shared));
+        self.threads.push(thread.map_err(|source| {
+            Error::internal("a thread of the standby cannot be started").caused_by(source)
+        })?);
+        Ok(())
+    }
+
+    /// Ends following, and returns what was followed with.
+    ///
+    /// # Errors
+    /// A thread panicked with the log in its hands.
+    pub(super) fn stop(mut self) -> Result<(StandbyLog, Membership)> {
+        self.end();
+        let shared = Arc::clone(&self.shared);
+        drop(self);
+        let Shared { log, membership, .. } = Arc::into_inner(shared)
+            .ok_or_else(|| Error::internal("a thread of the standby did not end"))?;
+        Ok((log.into_inner(), membership.into_inner()))
+    }
+
+    fn end(&mut self) {
+        self.shared.is_ended.store(true, Ordering::Release);
+        self.shared.log.lock().cancel_compaction();
+        {
+            let progress = self.shared.progress.lock();
+            if let Some(connection) = &progress.connection {
+                connection.close();
+            }
+        }
+        self.shared.changed.notify_all();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the standby panicked");
+            }
+        }
+    }
+}
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Shared {
+    fn is_ended(&self) -> bool {
+        self.is_ended.load(Ordering::Acquire)
+    }
+
+    /// Follows whichever master leads, until the end.
+    fn run(&self) {
+        let mut last = String::new();
+        while !self.is_ended() {
+            let mended = self.log.lock().mend();
+            let followed = match mended {
+                Ok(()) => self.leader().map(|leader| self.follow(&leader)),
+                Err(error) => Some(Err(error)),
+            };
+            self.cluster.set_state(MemberState::Standby);
+            match followed {
+                None => {}
+                Some(Ok(())) => last.clear(),
+                Some(Err(error)) if self.is_ended() => drop(error),
+                Some(Err(error)) => {
+                    let text = error.to_string();
+                    if text != last {
+                        tracing::warn!(%error, "the log of the leader cannot be followed");
+                    }
+                    last = text;
+                }
+            }
+            let mut progress = self.progress.lock();
+            progress.connection = None;
+            if !self.is_ended() {
+                self.changed.wait_for(&mut progress, RETRY_PAUSE);
+            }
+        }
+    }
+
+    /// Returns the address of another master that leads.
+    fn leader(&self) -> Option<Endpoint> {
+        match self.cluster.elector.known().snapshot.leader?.address {
+            LeaderAddress::Serving(address) if address != self.cluster.settings.address => {
+                address.parse().ok()
+            }
+            _ => None,
+        }
+    }
+
+    fn follow(&self, leader: &Endpoint) -> Result<()> {
+        let token = self.cluster.settings.token.as_ref();
+        let deadline = SystemClock.now() + CONNECT_TIMEOUT;
+        let mut channel = Channel::connect(leader, token, deadline)?;
+        {
+            let mut progress = self.progress.lock();
+            if self.is_ended() {
+                return Ok(());
+            }
+            progress.connection = Some(channel.closer()?);
+        }
+        let attached = self.attach(&mut channel)?;
+        self.begin(&mut channel, &attached)?;
+        loop {
+            let frames = match channel.receive::<FromLeader>()? {
+                FromLeader { frames: Some(frames), .. } => frames,
+                FromLeader { refusal: Some(refusal), .. } => return Err((&refusal).into()),
+                _ => return Err(malformed()),
+            };
+            let next_frame = self.receive(&frames)?;
+            self.note_completion(&attached, next_frame)?;
+            let position = frames.position;
+            confirm(&mut channel, Confirm { position, next_frame })?;
+        }
+    }
+
+    fn attach(&self, channel: &mut Channel) -> Result<Attached> {
+        let (timeline_id, next_frame) = self.log.lock().place();
+        let settings = &self.cluster.settings;
+        let attach = Attach {
+            member: settings.member.to_string(),
+            address: settings.address.clone(),
+            version: VERSION.to_owned(),
+            timeline_id: timeline_id.to_vec(),
+            next_frame,
+            views: self.membership.lock().views(),
+        };
+        channel.send(&FromStandby { attach: Some(attach), confirm: None })?;
+        match channel.receive::<FromLeader>()? {
+            FromLeader { attached: Some(attached), .. } => Ok(attached),
+            FromLeader { refusal: Some(refusal), .. } => Err((&refusal).into()),
+            _ => Err(malformed()),
+        }
+    }
+
+    /// Brings the log to where the leader begins to send frames.
+    fn begin(&self, channel: &mut Channel, attached: &Attached) -> Result<()> {
+        self.cluster.set_state(MemberState::CatchingUp);
+        let timeline_id = attached.timeline_id[..].try_into().map_err(|_| malformed())?;
+        let mut files = None;
+        if attached.start() != Start::Place {
+            self.give_up_log(attached)?;
+            self.log.lock().cancel_compaction();
+            files = Some(self.files.lock());
+        }
+        match attached.start() {
+            Start::Place => {}
+            Start::FirstFrame => self.log.lock().begin_anew(timeline_id)?,
+            Start::Snapshot => {
+                let number = attached.snapshot;
+                let mut snapshot = self.log.lock().receive_snapshot(timeline_id, number)?;
+                loop {
+                    let message: FromLeader = channel.receive()?;
+                    if let Some(refusal) = &message.refusal {
+                        return Err(refusal.into());
+                    }
+                    let part = message.part.ok_or_else(malformed)?;
+                    snapshot.append(&part.bytes)?;
+                    if part.is_last {
+                        break;
+                    }
+                }
+                let mut alive = channel.split()?;
+                let next_frame = say_alive(&mut alive, || {
+                    let mut log = self.log.lock();
+                    log.adopt_snapshot(snapshot)?;
+                    Ok(log.place().1)
+                })?;
+                confirm(channel, Confirm { position: 0, next_frame })?;
+            }
+        }
+        drop(files);
+        self.membership.lock().follow(&attached.views)
+    }
+
+    /// Prepares to empty the log: from here on this member does not lead before it has followed.
+    fn give_up_log(&self, attached: &Attached) -> Result<()> {
+        let mut membership = self.membership.lock();
+        let is_empty = self.log.lock().is_empty();
+        if !is_empty && membership.views().is_empty() {
+            let text = "the state directory has the log of a master that was never a member of this \
+                        cluster; to give its objects up, start this master with an empty one";
+            return Err(Error::new(ErrorCode::PERSISTENT_FAIL, text));
+        }
+        membership.set_complete(false)?;
+        self.cluster.elector.set_complete(false);
+        // A bid that is under way may still win.
+        let role = self.cluster.elector.role();
+        if matches!(role, Role::Candidate | Role::Leader { .. }) {
+            return Err(Error::closed("this member may be elected now"));
+        }
+        tracing::info!(view = attached.view, "the log is replaced by that of the leader");
+        Ok(())
+    }
+
+    /// Takes frames into the log. Returns the number of the next one.
+    fn receive(&self, frames: &Frames) -> Result<u64> {
+        let mut log = self.log.lock();
+        log.receive(&frames.bytes)?;
+        if self.cluster.settings.log_sync == LogSync::Always
+            && let Some(point) = log.sync_point()
+        {
+            point.sync()?;
+            log.end_sync(&point);
+        }
+        Ok(log.place().1)
+    }
+
+    /// Records that the log has all that the leader had when this standby attached.
+    fn note_completion(&self, attached: &Attached, next_frame: u64) -> Result<()> {
+        if next_frame < attached.end_frame {
+            return Ok(());
+        }
+        self.cluster.set_state(MemberState::Standby);
+        let mut membership = self.membership.lock();
+        if !membership.is_complete() {
+            membership.set_complete(true)?;
+            self.cluster.elector.set_complete(true);
+        }
+        Ok(())
+    }
+
+    /// Syncs the log at its interval, and bounds its files, until the end.
+    fn maintain(&self) {
+        let interval = match self.cluster.settings.log_sync {
+            LogSync::Interval(interval) => interval,
+            LogSync::Always | LogSync::Never => MAINTENANCE_INTERVAL,
+        };
+        while !self.is_ended() {
+            if let Err(error) = self.maintain_once() {
+                tracing::error!(%error, "the files of the standby's log");
+            }
+            let mut progress = self.progress.lock();
+            if !self.is_ended() {
+                self.changed.wait_for(&mut progress, interval);
+            }
+        }
+    }
+
+    fn maintain_once(&self) -> Result<()> {
+        if self.cluster.settings.log_sync != LogSync::Never {
+            let point = self.log.lock().sync_point();
+            if let Some(point) = point {
+                point.sync()?;
+                self.log.lock().end_sync(&point);
+            }
+        }
+        let _files = self.files.lock();
+        let compaction = self.log.lock().begin_compaction()?;
+        let Some(compaction) = compaction else { return Ok(()) };
+        match compaction.run() {
+            Ok(bytes) => self.log.lock().end_compaction(bytes),
+            Err(_) if self.is_ended() => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+}
+
+/// Runs something long while another thread tells the leader that this standby is alive.
+fn say_alive<R: Send>(channel: &mut Channel, run: impl FnOnce() -> Result<R> + Send) -> Result<R> {
+    thread::scope(|scope| {
+        let running = scope.spawn(run);
+        while !running.is_finished() {
+            thread::park_timeout(KEEPALIVE);
+            // A broken connection is noticed by the next message.
+            let _ = confirm(channel, Confirm { position: 0, next_frame: 0 });
+        }
+        running.join().unwrap_or_else(|_| Err(Error::internal("reading a snapshot panicked")))
+    })
+}
+
+fn confirm(channel: &mut Channel, confirm: Confirm) -> Result<()> {
+    channel.send(&FromStandby { attach: None, confirm: Some(confirm) })
+}
+
+fn malformed() -> Error {
+    Error::new(ErrorCode::RPC_FAIL, "the message of the leader is malformed")
+}

@@ -1,0 +1,307 @@
+//! The leader's side: sends the log to each standby that connects, and takes its confirmations.
+
+use std::{
+    net::TcpStream,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
+
+use bytes::BytesMut;
+use mooncake_base::{Error, ErrorCode, Result, Token, sync::Mutex};
+use mooncake_election::View;
+use mooncake_proto::{
+    native_frame::{self, GREETING_BYTES_MAX, ServerGreeting},
+    native_token::{Challenge, ClientProof},
+    standby::{
+        self, Attach, Attached, Confirm, Frames, FromLeader, FromStandby, SnapshotPart, Start,
+        ViewStart,
+    },
+};
+
+use super::{
+    channel::{Channel, Closer, KEEPALIVE},
+    views::LogHistory,
+};
+use crate::{
+    journal::{FollowerId, Journal, NextShipment},
+    service::{Service, unproven::ConnectionPlace},
+};
+
+/// Maximum number of standbys that are connected.
+const STANDBYS_MAX: usize = 16;
+
+/// The log of a leader, as standbys get it.
+#[derive(Debug)]
+pub(crate) struct LogSource {
+    service: Arc<Service>,
+    view: View,
+    /// The views of the log, the leader's own included.
+    views: Vec<ViewStart>,
+    /// The id of the leader.
+    member: String,
+    token: Option<Token>,
+    connections: Mutex<Vec<Closer>>,
+    is_closed: AtomicBool,
+}
+
+impl LogSource {
+    pub(super) fn new(
+        service: Arc<Service>,
+        view: View,
+        views: Vec<ViewStart>,
+        member: String,
+        token: Option<Token>,
+    ) -> Self {
+        let (connections, is_closed) = (Mutex::default(), AtomicBool::new(false));
+        Self { service, view, views, member, token, connections, is_closed }
+    }
+
+    /// Serves a connection that began with a standby's greeting, on a thread of its own. `read` are the
+    /// bytes that were read already.
+    pub(crate) fn serve(
+        self: &Arc<Self>,
+        stream: TcpStream,
+        read: BytesMut,
+        place: Arc<ConnectionPlace>,
+    ) {
+        let source = Arc::clone(self);
+        let serve = move || {
+            if let Err(error) = source.run(stream, read, &place) {
+                tracing::warn!(%error, "the connection of a standby ended");
+            }
+        };
+        if let Err(error) = thread::Builder::new().name("mc-ship".to_owned()).spawn(serve) {
+            tracing::error!(%error, "a thread for a standby cannot be started");
+        }
+    }
+
+    /// Ends all connections, and refuses later ones.
+    pub(super) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        for connection in self.connections.lock().drain(..) {
+            connection.close();
+        }
+    }
+
+    fn run(&self, stream: TcpStream, read: BytesMut, place: &ConnectionPlace) -> Result<()> {
+        let mut channel = Channel::over(stream, read)?;
+        self.keep(channel.closer()?)?;
+        self.greet(&mut channel)?;
+        place.prove()?;
+        let first: FromStandby = channel.receive()?;
+        let Some(attach) = first.attach else { return Err(malformed("it does not attach")) };
+        let served = self.attach(&mut channel, &attach);
+        if let Err(error) = &served {
+            // The standby may be gone.
+            let refusal = Some(error.into());
+            let _ = channel.send(&FromLeader { refusal, ..FromLeader::default() });
+        }
+        served
+    }
+
+    fn keep(&self, closer: Closer) -> Result<()> {
+        let mut connections = self.connections.lock();
+        // Ended ones are forgotten with the oldest: a standby has one connection at a time.
+        if connections.len() >= STANDBYS_MAX {
+            connections.remove(0).close();
+        }
+        if self.is_closed.load(Ordering::Acquire) {
+            return Err(Error::closed("this master does not lead any more"));
+        }
+        connections.push(closer);
+        Ok(())
+    }
+
+    fn greet(&self, channel: &mut Channel) -> Result<()> {
+        let greeting: [u8; 12] = channel.receive_exact()?;
+        let version = u32::from_le_bytes([greeting[8], greeting[9], greeting[10], greeting[11]]);
+        let full = ServerGreeting {
+            version: native_frame::VERSION,
+            master: self.service.identity().to_vec(),
+            ..ServerGreeting::default()
+        };
+        if version != standby::VERSION {
+            let text = "the standby speaks another version of the log's protocol; install the version \
+                        of the leader";
+            let error = Error::new(ErrorCode::INVALID_VERSION, text)
+                .with("standby_version", version)
+                .with("our_version", standby::VERSION);
+            channel.send(&ServerGreeting { refusal: Some((&error).into()), ..full })?;
+            return Err(error);
+        }
+        let Some(token) = &self.token else { return channel.send(&full) };
+        let challenge = Challenge::new();
+        channel.send(&challenge.greeting())?;
+        let proof: ClientProof = channel.receive_up_to(GREETING_BYTES_MAX)?;
+        match challenge.check(token, &proof) {
+            Ok(exchange) => {
+                let mut greeting = full;
+                exchange.seal(token, &mut greeting);
+                channel.send(&greeting)
+            }
+            Err(error) => {
+                let refusal = Some((&error).into());
+                channel.send(&ServerGreeting { refusal, ..ServerGreeting::default() })?;
+                Err(error)
+            }
+        }
+    }
+
+    fn attach(&self, channel: &mut Channel, attach: &Attach) -> Result<()> {
+        let journal = self.service.shared().journal().ok_or_else(|| Error::internal("no log"))?;
+        if attach.member == self.member {
+            let text = "the standby has the id of the leader: its state directory is a copy; give it an \
+                        empty one";
+            return Err(Error::new(ErrorCode::PERSISTENT_FAIL, text).with("member", &self.member));
+        }
+        let (member, address) = (&attach.member, &attach.address);
+        tracing::info!(member, address, version = attach.version, "a standby attaches");
+        let start = self.start_of(journal, attach)?;
+        let snapshot = match start {
+            Start::Snapshot => journal.snapshots().newest()?.unwrap_or_default(),
+            _ => 0,
+        };
+        let attached = Attached {
+            view: self.view.0,
+            timeline_id: journal.timeline_id().unwrap_or_default().to_vec(),
+            views: self.views.clone(),
+            start: start.into(),
+            end_frame: journal.end_frame(),
+            snapshot,
+        };
+        channel.send(&FromLeader { attached: Some(attached), ..FromLeader::default() })?;
+        let next_frame = match start {
+            Start::Place => attach.next_frame,
+            Start::FirstFrame => 1,
+            Start::Snapshot => send_snapshot(journal, channel, snapshot)?,
+        };
+        let (id, position) = self.catch_up(journal, channel, attach, next_frame)?;
+        let ended = self.follow(journal, channel, id, position);
+        journal.detach_standby(id);
+        ended
+    }
+
+    /// Decides how a standby gets what it lacks.
+    fn start_of(&self, journal: &Journal, attach: &Attach) -> Result<Start> {
+        let own = LogHistory { views: &self.views, end: journal.end_frame() };
+        let theirs = LogHistory { views: &attach.views, end: attach.next_frame };
+        let is_same = journal.timeline_id().is_some_and(|id| id[..] == attach.timeline_id[..]);
+        if is_same && theirs.is_prefix_of(&own) && journal.has_frame(attach.next_frame)? {
+            return Ok(Start::Place);
+        }
+        Ok(match journal.snapshots().newest()? {
+            Some(_) => Start::Snapshot,
+            None => Start::FirstFrame,
+        })
+    }
+
+    /// Sends the frames of the files. Returns the standby's place among those that follow the log.
+    fn catch_up(
+        &self,
+        journal: &Journal,
+        channel: &mut Channel,
+        attach: &Attach,
+        next_frame: u64,
+    ) -> Result<(FollowerId, u64)> {
+        let mut source = journal.catch_up(next_frame);
+        loop {
+            let missed = source.next(&attach.member, &attach.address)?;
+            let position = missed.attached.map_or(0, |(_, position)| position);
+            if let Err(error) = send_frames(channel, missed.bytes, position) {
+                if let Some((id, _)) = missed.attached {
+                    journal.detach_standby(id);
+                }
+                return Err(error);
+            }
+            if let Some(attached) = missed.attached {
+                return Ok(attached);
+            }
+        }
+    }
+
+    /// Sends frames as they are written, while another thread takes the confirmations.
+    fn follow(
+        &self,
+        journal: &Journal,
+        channel: &mut Channel,
+        id: FollowerId,
+        position: u64,
+    ) -> Result<()> {
+        let mut incoming = channel.split()?;
+        let closer = channel.closer()?;
+        let mut position = position;
+        thread::scope(|scope| {
+            let confirming = thread::Builder::new().name("mc-confirm".to_owned());
+            let take = || {
+                let ended = take_confirmations(journal, &mut incoming, id);
+                journal.detach_standby(id);
+                ended
+            };
+            let confirming = confirming.spawn_scoped(scope, take).map_err(|source| {
+                Error::internal("a thread for a standby cannot be started").caused_by(source)
+            })?;
+            let sent = loop {
+                let (frames, behind) = match journal.next_shipment(id, KEEPALIVE) {
+                    NextShipment::Frames(shipment) => (shipment.frames.to_vec(), shipment.position),
+                    NextShipment::None => (Vec::new(), position),
+                    NextShipment::Detached => break Ok(()),
+                };
+                position = behind;
+                if let Err(error) = send_frames(channel, frames, position) {
+                    break Err(error);
+                }
+            };
+            closer.close();
+            let confirmed =
+                confirming.join().unwrap_or_else(|_| Err(Error::internal("it panicked")));
+            confirmed.and(sent)
+        })
+    }
+}
+
+/// Sends a snapshot file, and waits until the standby has made it its own. Returns the frame that the
+/// standby lacks then.
+fn send_snapshot(journal: &Journal, channel: &mut Channel, number: u64) -> Result<u64> {
+    let mut offset = 0;
+    loop {
+        let bytes = journal.snapshots().read(number, offset)?;
+        offset += bytes.len() as u64;
+        let is_last = bytes.is_empty();
+        let part = Some(SnapshotPart { bytes, is_last });
+        channel.send(&FromLeader { part, ..FromLeader::default() })?;
+        if is_last {
+            break;
+        }
+    }
+    // It says that it is alive while it reads the snapshot.
+    loop {
+        let Confirm { next_frame, .. } = confirmation(channel)?;
+        if next_frame > 0 {
+            return Ok(next_frame);
+        }
+    }
+}
+
+fn send_frames(channel: &mut Channel, bytes: Vec<u8>, position: u64) -> Result<()> {
+    let frames = Some(Frames { bytes, position });
+    channel.send(&FromLeader { frames, ..FromLeader::default() })
+}
+
+fn take_confirmations(journal: &Journal, channel: &mut Channel, id: FollowerId) -> Result<()> {
+    loop {
+        let Confirm { position, next_frame } = confirmation(channel)?;
+        journal.confirm_standby(id, position, next_frame);
+    }
+}
+
+fn confirmation(channel: &mut Channel) -> Result<Confirm> {
+    let message: FromStandby = channel.receive()?;
+    message.confirm.ok_or_else(|| malformed("it confirms nothing"))
+}
+
+fn malformed(why: &str) -> Error {
+    Error::new(ErrorCode::RPC_FAIL, "the message of a standby is malformed").with("because", why)
+}

@@ -1,0 +1,196 @@
+//! The in-sync set of a leader: who is taken out because it is silent, and who is taken in.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_election::MemberId;
+
+use super::Cluster;
+use crate::journal::{FollowerStatus, Journal};
+
+/// Time for which changes wait for a member that cannot be taken out of the set; then they fail.
+const STUCK_AFTER: Duration = Duration::from_secs(5);
+
+/// Pause after a change of the set that failed.
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
+
+/// The changes of a leader.
+#[derive(Debug, Default)]
+pub(super) struct Supervision {
+    /// Since when changes of the set fail.
+    failing_since: Option<Moment>,
+    not_before: Moment,
+}
+
+impl Supervision {
+    /// Makes the changes of data wait for the members that the lease service names, before the first one
+    /// is acknowledged.
+    ///
+    /// # Errors
+    /// This master does not lead.
+    pub(super) fn begin(cluster: &Cluster, journal: &Journal) -> Result<Self> {
+        journal.require_standbys(&others(cluster, &cluster.elector.required_members()?));
+        Ok(Self::default())
+    }
+
+    /// Changes the set if a member has to go or can come.
+    ///
+    /// # Errors
+    /// This master does not lead.
+    pub(super) fn step(&mut self, cluster: &Cluster, journal: &Journal) -> Result<()> {
+        let now = SystemClock.now();
+        let required = cluster.elector.required_members()?;
+        if !self.not_before.has_passed(now) {
+            return Ok(());
+        }
+        let settings = &cluster.settings;
+        let rule =
+            Rule { own: &settings.member, copies: settings.copies, timeout: settings.timeout };
+        let standbys = journal.standbys();
+        let Some(members) = rule.next_members(&required, &standbys, now) else {
+            self.end_failure(journal);
+            return Ok(());
+        };
+        tracing::info!(from = %names(&required), to = %names(&members), "the in-sync set changes");
+        // One that is added must have every change from here on, whatever becomes of the call.
+        journal.require_standbys(&others(cluster, &required.union(&members).cloned().collect()));
+        let changed = cluster.elector.change_in_sync(members, now + settings.ttl / 3);
+        journal.require_standbys(&others(cluster, &cluster.elector.required_members()?));
+        match changed {
+            Ok(()) => self.end_failure(journal),
+            Err(error) => self.record_failure(journal, &standbys, error),
+        }
+        Ok(())
+    }
+
+    fn end_failure(&mut self, journal: &Journal) {
+        if self.failing_since.take().is_some() {
+            journal.set_stuck(None);
+        }
+    }
+
+    fn record_failure(&mut self, journal: &Journal, standbys: &[FollowerStatus], error: Error) {
+        let now = SystemClock.now();
+        self.not_before = now + RETRY_PAUSE;
+        let since = *self.failing_since.get_or_insert(now);
+        tracing::warn!(%error, "the in-sync set cannot be changed");
+        if (since + STUCK_AFTER).has_passed(now) {
+            let text = "a standby that must have the change does not confirm it, and the lease service \
+                        does not take it out of the in-sync set; whether the change was made is not \
+                        known";
+            let silent = standbys.iter().filter(|standby| standby.silent_since.is_some());
+            let silent: Vec<_> = silent.map(|standby| standby.member.as_str()).collect();
+            let stuck = Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS, text)
+                .with("standby", silent.join(", "))
+                .caused_by(error);
+            journal.set_stuck(Some(stuck));
+        }
+    }
+}
+
+/// The rule of changes.
+#[derive(Debug)]
+struct Rule<'a> {
+    own: &'a MemberId,
+    copies: usize,
+    timeout: Duration,
+}
+
+impl Rule<'_> {
+    /// Returns the members that the set should have; `None` if it is as it should be. Silent members go
+    /// first; then a standby that lacks little takes a free place.
+    fn next_members(
+        &self,
+        present: &BTreeSet<MemberId>,
+        standbys: &[FollowerStatus],
+        now: Moment,
+    ) -> Option<BTreeSet<MemberId>> {
+        let is_silent = |standby: &FollowerStatus| {
+            standby.silent_since.is_some_and(|since| (since + self.timeout).has_passed(now))
+        };
+        let of = |member: &MemberId| {
+            standbys.iter().find(|standby| standby.member == member.to_string())
+        };
+        let stays =
+            |member: &&MemberId| *member == self.own || of(member).is_some_and(|s| !is_silent(s));
+        let mut members: BTreeSet<MemberId> = present.iter().filter(stays).cloned().collect();
+        members.insert(self.own.clone());
+        if members == *present {
+            let is_ready = |standby: &&FollowerStatus| {
+                standby.is_attached && standby.is_near && !is_silent(standby)
+            };
+            let ready = standbys.iter().filter(is_ready);
+            let new = ready.filter_map(|standby| MemberId::new(&standby.member).ok());
+            let new = new.filter(|member| !present.contains(member));
+            members.extend(new.take(self.copies.saturating_sub(present.len())));
+        }
+        (members != *present).then_some(members)
+    }
+}
+
+/// Returns the members without the leader, as the log names them.
+fn others(cluster: &Cluster, members: &BTreeSet<MemberId>) -> BTreeSet<String> {
+    let own = &cluster.settings.member;
+    members.iter().filter(|member| *member != own).map(ToString::to_string).collect()
+}
+
+fn names(members: &BTreeSet<MemberId>) -> String {
+    members.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_millis(200);
+
+    fn id(name: &str) -> MemberId {
+        MemberId::new(name).unwrap()
+    }
+
+    fn at(millis: u64) -> Moment {
+        Moment::from_boot(Duration::from_millis(millis))
+    }
+
+    fn standby(member: &str, silent_since: Option<Moment>) -> FollowerStatus {
+        FollowerStatus {
+            member: member.to_owned(),
+            address: String::new(),
+            is_attached: true,
+            is_required: false,
+            is_near: true,
+            lag_bytes: 0,
+            next_frame: 1,
+            silent_since,
+            heard: at(0),
+        }
+    }
+
+    #[track_caller]
+    fn check(present: &[&str], standbys: &[FollowerStatus], next: Option<&[&str]>) {
+        let rule = Rule { own: &id("a"), copies: 2, timeout: TIMEOUT };
+        let set = |names: &[&str]| names.iter().map(|name| id(name)).collect::<BTreeSet<_>>();
+        assert_eq!(rule.next_members(&set(present), standbys, at(1000)), next.map(set));
+    }
+
+    #[test]
+    fn silent_member_goes_and_a_ready_one_comes() {
+        let (recent, long) = (Some(at(900)), Some(at(800)));
+        check(&["a"], &[], None);
+        check(&["a", "b"], &[standby("b", None)], None);
+        check(&["a", "b"], &[standby("b", recent)], None);
+        check(&["a", "b"], &[standby("b", long)], Some(&["a"]));
+        check(&["a", "b"], &[], Some(&["a"]));
+        check(&["a"], &[standby("b", long)], None);
+        check(&["a"], &[standby("b", recent)], Some(&["a", "b"]));
+        check(&["a"], &[standby("b", None), standby("c", None)], Some(&["a", "b"]));
+        check(&["a", "b"], &[standby("b", None), standby("c", None)], None);
+        // One change at a time: first the silent one goes.
+        check(&["a", "b"], &[standby("b", long), standby("c", None)], Some(&["a"]));
+        let behind = FollowerStatus { is_near: false, ..standby("b", None) };
+        let away = FollowerStatus { is_attached: false, ..standby("b", None) };
+        check(&["a"], &[behind, away], None);
+        // The leader of a set that another one made.
+        check(&["b"], &[standby("b", None)], Some(&["a", "b"]));
+    }
+}

@@ -1,0 +1,408 @@
+//! The standbys that follow the log: what each one still has to receive, and what each one has.
+//!
+//! A member of the in-sync set must have a change before the change is acknowledged, and before memory
+//! that it frees is used again, since any of them may lead next. A lost connection takes no member out
+//! of the set: only the lease service does, before [`require`](Followers::require) is told.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use mooncake_base::{
+    Clock, Moment, SystemClock,
+    sync::{Condvar, Mutex},
+};
+
+/// Maximum number of bytes that wait for one standby. A standby that is further behind is detached,
+/// and reads the log files instead.
+const QUEUE_BYTES_MAX: usize = 64 << 20;
+
+/// Bytes of effects that a standby may lack and count as caught up.
+const NEAR_BYTES: u64 = 1 << 20;
+
+/// Identifies one connection of a standby.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FollowerId(u64);
+
+/// Frames of the log for a standby, and the log position behind them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Shipment {
+    pub(crate) frames: Arc<[u8]>,
+    pub(crate) position: u64,
+}
+
+/// The next frames for a standby.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum NextShipment {
+    /// These frames.
+    Frames(Shipment),
+    /// There are none yet.
+    None,
+    /// The standby is no longer attached: it was too far behind, or another connection took its place.
+    Detached,
+}
+
+/// A standby as its leader sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FollowerStatus {
+    /// The id of the member.
+    pub(crate) member: String,
+    /// Where it would serve; empty while it has not attached.
+    pub(crate) address: String,
+    pub(crate) is_attached: bool,
+    /// Whether changes wait for it.
+    pub(crate) is_required: bool,
+    /// Whether it lacks little or nothing.
+    pub(crate) is_near: bool,
+    /// Bytes of changes that it has not confirmed.
+    pub(crate) lag_bytes: u64,
+    /// The number of the frame that it lacks first.
+    pub(crate) next_frame: u64,
+    /// Since when it owes a confirmation, or a connection.
+    pub(crate) silent_since: Option<Moment>,
+    /// When it confirmed something last.
+    pub(crate) heard: Moment,
+}
+
+/// All members but the leader.
+#[derive(Debug)]
+pub(super) struct Followers {
+    table: Mutex<Table>,
+    changed: Condvar,
+    /// Number of attached standbys, so that a master without any pays nothing.
+    attached: AtomicUsize,
+    /// The position that all required members have; `u64::MAX` without any.
+    confirmed: AtomicU64,
+    /// All frames with lower numbers are at all required members; `u64::MAX` without any.
+    confirmed_frame: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    attachments: u64,
+    /// The position that was shipped last.
+    shipped: u64,
+    followers: Vec<Follower>,
+}
+
+#[derive(Debug)]
+struct Follower {
+    member: String,
+    address: String,
+    attachment: Option<FollowerId>,
+    queue: VecDeque<Shipment>,
+    queued_bytes: usize,
+    confirmed: u64,
+    next_frame: u64,
+    is_required: bool,
+    silent_since: Option<Moment>,
+    heard: Moment,
+}
+
+impl Default for Followers {
+    fn default() -> Self {
+        Self {
+            table: Mutex::default(),
+            changed: Condvar::new(),
+            attached: AtomicUsize::new(0),
+            confirmed: AtomicU64::new(u64::MAX),
+            confirmed_frame: AtomicU64::new(u64::MAX),
+        }
+    }
+}
+
+impl Followers {
+    /// Attaches a member in place of an earlier connection of it. `position` is that of the log.
+    pub(super) fn attach(&self, member: &str, address: &str, position: u64) -> FollowerId {
+        let table = &mut *self.table.lock();
+        table.attachments += 1;
+        let id = FollowerId(table.attachments);
+        table.shipped = table.shipped.max(position);
+        let now = SystemClock.now();
+        let follower = table.entry(member, now);
+        follower.attachment = Some(id);
+        address.clone_into(&mut follower.address);
+        follower.queue.clear();
+        follower.queued_bytes = 0;
+        follower.silent_since = Some(now);
+        self.publish(table);
+        id
+    }
+
+    /// Ends a connection. A member for which changes wait stays required.
+    pub(super) fn detach(&self, id: FollowerId) {
+        let table = &mut *self.table.lock();
+        if let Some(follower) = table.attached(id) {
+            follower.leave(SystemClock.now());
+        }
+        self.publish(table);
+    }
+
+    /// Makes changes wait for exactly these members, attached or not.
+    pub(super) fn require(&self, members: &BTreeSet<String>) {
+        let table = &mut *self.table.lock();
+        let now = SystemClock.now();
+        for member in members {
+            table.entry(member, now);
+        }
+        for follower in &mut table.followers {
+            follower.is_required = members.contains(&follower.member);
+        }
+        self.publish(table);
+    }
+
+    /// Records what a standby has.
+    pub(super) fn confirm(&self, id: FollowerId, position: u64, next_frame: u64) {
+        let table = &mut *self.table.lock();
+        let shipped = table.shipped;
+        let Some(follower) = table.attached(id) else { return };
+        follower.heard = SystemClock.now();
+        follower.confirmed = follower.confirmed.max(position);
+        follower.next_frame = follower.next_frame.max(next_frame);
+        let owes = follower.confirmed < shipped;
+        follower.silent_since = owes.then_some(follower.heard);
+        self.publish(table);
+    }
+
+    /// Queues frames for all standbys, and the position behind them. Frames may be empty: a position
+    /// that is not new without frames is not sent.
+    pub(super) fn ship(&self, frames: &[u8], position: u64) {
+        if self.attached.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let table = &mut *self.table.lock();
+        if frames.is_empty() && position == table.shipped {
+            return;
+        }
+        table.shipped = position;
+        let shipment = Shipment { frames: frames.into(), position };
+        let now = SystemClock.now();
+        for follower in &mut table.followers {
+            follower.push(&shipment, now);
+        }
+        self.publish(table);
+    }
+
+    /// Waits for frames for a standby, for at most `time`. Joins those that wait already, up to so many
+    /// bytes.
+    pub(super) fn next(&self, id: FollowerId, time: Duration, bytes_max: usize) -> NextShipment {
+        let end = SystemClock.now() + time;
+        let mut table = self.table.lock();
+        loop {
+            let Some(follower) = table.attached(id) else { return NextShipment::Detached };
+            if let Some(shipment) = follower.take(bytes_max) {
+                return NextShipment::Frames(shipment);
+            }
+            let left = end.left(SystemClock.now());
+            if left.is_zero() {
+                return NextShipment::None;
+            }
+            self.changed.wait_for(&mut table, left);
+        }
+    }
+
+    /// Returns the position that all required members have; `u64::MAX` if there are none.
+    pub(super) fn confirmed(&self) -> u64 {
+        self.confirmed.load(Ordering::Acquire)
+    }
+
+    /// Returns the frame before which all required members have every frame; `u64::MAX` if there are
+    /// none.
+    pub(super) fn confirmed_frame(&self) -> u64 {
+        self.confirmed_frame.load(Ordering::Acquire)
+    }
+
+    /// Returns what is known of each member.
+    pub(super) fn status(&self) -> Vec<FollowerStatus> {
+        let table = self.table.lock();
+        let status = |follower: &Follower| {
+            let lag_bytes = table.shipped.saturating_sub(follower.confirmed);
+            FollowerStatus {
+                member: follower.member.clone(),
+                address: follower.address.clone(),
+                is_attached: follower.attachment.is_some(),
+                is_required: follower.is_required,
+                is_near: follower.next_frame > 0 && lag_bytes <= NEAR_BYTES,
+                lag_bytes,
+                next_frame: follower.next_frame,
+                silent_since: follower.silent_since,
+                heard: follower.heard,
+            }
+        };
+        table.followers.iter().map(status).collect()
+    }
+
+    /// Updates what others read, and wakes those that wait.
+    fn publish(&self, table: &mut Table) {
+        table.followers.retain(|follower| follower.is_required || follower.attachment.is_some());
+        let attached = table.followers.iter().filter(|follower| follower.attachment.is_some());
+        self.attached.store(attached.count(), Ordering::Release);
+        let required = || table.followers.iter().filter(|follower| follower.is_required);
+        let confirmed = required().map(|follower| follower.confirmed).min();
+        let frame = required().map(|follower| follower.next_frame).min();
+        self.confirmed.store(confirmed.unwrap_or(u64::MAX), Ordering::Release);
+        self.confirmed_frame.store(frame.unwrap_or(u64::MAX), Ordering::Release);
+        self.changed.notify_all();
+    }
+}
+
+impl Table {
+    fn attached(&mut self, id: FollowerId) -> Option<&mut Follower> {
+        self.followers.iter_mut().find(|follower| follower.attachment == Some(id))
+    }
+
+    /// Returns the entry of a member, which is made if there is none.
+    fn entry(&mut self, member: &str, now: Moment) -> &mut Follower {
+        let found = self.followers.iter().position(|follower| follower.member == member);
+        let at = found.unwrap_or_else(|| {
+            self.followers.push(Follower {
+                member: member.to_owned(),
+                address: String::new(),
+                attachment: None,
+                queue: VecDeque::new(),
+                queued_bytes: 0,
+                confirmed: 0,
+                next_frame: 0,
+                is_required: false,
+                silent_since: Some(now),
+                heard: now,
+            });
+            self.followers.len() - 1
+        });
+        &mut self.followers[at]
+    }
+}
+
+impl Follower {
+    /// Queues frames, or ends the connection of a standby that is too far behind.
+    fn push(&mut self, shipment: &Shipment, now: Moment) {
+        if self.attachment.is_none() {
+            return;
+        }
+        self.queued_bytes += shipment.frames.len();
+        if self.queued_bytes > QUEUE_BYTES_MAX {
+            return self.leave(now);
+        }
+        self.queue.push_back(shipment.clone());
+        self.silent_since.get_or_insert(now);
+    }
+
+    fn take(&mut self, bytes_max: usize) -> Option<Shipment> {
+        let mut shipment = self.queue.pop_front()?;
+        self.queued_bytes -= shipment.frames.len();
+        let is_small = |next: &Shipment, bytes: usize| bytes + next.frames.len() <= bytes_max;
+        if self.queue.front().is_some_and(|next| is_small(next, shipment.frames.len())) {
+            let mut joined = shipment.frames.to_vec();
+            while self.queue.front().is_some_and(|next| is_small(next, joined.len()))
+                && let Some(next) = self.queue.pop_front()
+            {
+                self.queued_bytes -= next.frames.len();
+                joined.extend_from_slice(&next.frames);
+                shipment.position = next.position;
+            }
+            shipment.frames = joined.into();
+        }
+        Some(shipment)
+    }
+
+    fn leave(&mut self, now: Moment) {
+        self.attachment = None;
+        self.queue.clear();
+        self.queued_bytes = 0;
+        self.silent_since.get_or_insert(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn members(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    fn shipment(frames: &[u8], position: u64) -> NextShipment {
+        NextShipment::Frames(Shipment { frames: frames.into(), position })
+    }
+
+    #[test]
+    fn slowest_required_member_counts() {
+        let followers = Followers::default();
+        assert_eq!(followers.confirmed(), u64::MAX);
+        let ids = ["a", "b", "c"].map(|name| followers.attach(name, "", 0));
+        for (id, position) in ids.into_iter().zip([30, 20, 10]) {
+            followers.confirm(id, position, position);
+        }
+        assert_eq!(followers.confirmed(), u64::MAX, "none is required");
+        followers.require(&members(&["a", "b"]));
+        assert_eq!((followers.confirmed(), followers.confirmed_frame()), (20, 20));
+        followers.confirm(ids[1], 40, 40);
+        assert_eq!(followers.confirmed(), 30);
+        followers.confirm(ids[1], 5, 5);
+        assert_eq!(followers.confirmed(), 30, "a late confirmation takes nothing back");
+        followers.require(&members(&["b"]));
+        assert_eq!(followers.confirmed(), 40);
+    }
+
+    #[test]
+    fn lost_connection_does_not_shrink_set() {
+        let followers = Followers::default();
+        let id = followers.attach("a", "", 0);
+        followers.require(&members(&["a", "away"]));
+        followers.confirm(id, 7, 7);
+        assert_eq!(followers.confirmed(), 0, "a member that never attached has nothing");
+        followers.require(&members(&["a"]));
+        followers.detach(id);
+        assert_eq!(followers.confirmed(), 7);
+        assert!(followers.status()[0].silent_since.is_some());
+        // What it has confirmed counts, over whichever connection.
+        let again = followers.attach("a", "", 0);
+        followers.confirm(id, 100, 100);
+        assert_eq!(followers.confirmed(), 7, "the earlier connection has ended");
+        followers.confirm(again, 9, 9);
+        assert_eq!(followers.confirmed(), 9);
+        followers.require(&members(&[]));
+        followers.detach(again);
+        assert_eq!((followers.confirmed(), followers.status()), (u64::MAX, Vec::new()));
+        assert_eq!(followers.next(again, Duration::ZERO, 100), NextShipment::Detached);
+    }
+
+    #[test]
+    fn standby_is_silent_while_it_owes_a_confirmation() {
+        let followers = Followers::default();
+        let id = followers.attach("a", "", 0);
+        let is_silent = || followers.status()[0].silent_since.is_some();
+        assert!(is_silent(), "it has said nothing yet");
+        followers.confirm(id, 0, 1);
+        assert!(!is_silent());
+        followers.ship(b"frame", 5);
+        assert!(is_silent());
+        followers.confirm(id, 5, 2);
+        assert!(!is_silent() && followers.status()[0].is_near);
+    }
+
+    #[test]
+    fn queued_frames_are_joined_up_to_a_limit() {
+        let followers = Followers::default();
+        let id = followers.attach("a", "", 0);
+        for position in 1..=3 {
+            followers.ship(b"frame", position);
+        }
+        assert_eq!(followers.next(id, Duration::ZERO, 10), shipment(b"frameframe", 2));
+        assert_eq!(followers.next(id, Duration::ZERO, 10), shipment(b"frame", 3));
+        assert_eq!(followers.next(id, Duration::ZERO, 10), NextShipment::None);
+    }
+
+    #[test]
+    fn standby_too_far_behind_is_detached() {
+        let followers = Followers::default();
+        let id = followers.attach("a", "", 0);
+        followers.ship(&vec![0; QUEUE_BYTES_MAX + 1], 6);
+        assert_eq!(followers.next(id, Duration::ZERO, 100), NextShipment::Detached);
+    }
+}

@@ -1,0 +1,151 @@
+//! The log for its standbys: frames from the files up to the present, then each frame as it is
+//! written.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use mooncake_base::{Error, ErrorCode, Result};
+
+use super::{
+    Directory, Journal,
+    directory::file_name,
+    followers::{FollowerId, FollowerStatus, NextShipment},
+    frame::Kind,
+    recovery::FrameSource,
+};
+
+/// Bytes of frames that are read from the files at a time, beside a frame that is larger.
+const PART_BYTES: usize = 4 << 20;
+
+/// Reads for a standby what it lacks from the files of the log.
+#[derive(Debug)]
+pub(crate) struct CatchUp<'a> {
+    journal: &'a Journal,
+    source: FrameSource<'a>,
+}
+
+/// The snapshots in the files.
+#[derive(Debug)]
+pub(crate) struct SnapshotFiles<'a> {
+    directory: &'a Directory,
+}
+
+/// Frames from the files.
+#[derive(Debug)]
+pub(crate) struct MissedFrames {
+    pub(crate) bytes: Vec<u8>,
+    /// The connection of the standby and the position behind the frames, if these are the last ones
+    /// before those of [`Journal::next_shipment`].
+    pub(crate) attached: Option<(FollowerId, u64)>,
+}
+
+impl Journal {
+    /// Returns the number of the frame that is written next.
+    pub(crate) fn end_frame(&self) -> u64 {
+        self.with_writer(|writer| writer.next_frame)
+    }
+
+    /// Returns the snapshots, for standbys that lack too much.
+    pub(crate) fn snapshots(&self) -> SnapshotFiles<'_> {
+        SnapshotFiles { directory: &self.directory }
+    }
+
+    /// Returns whether the files have a frame, or the log ends there.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub(crate) fn has_frame(&self, number: u64) -> Result<bool> {
+        let end = self.end_frame();
+        let found = FrameSource::new(&self.directory, number).read(end.min(number + 1), 1)?;
+        Ok(number == end || number < end && found.is_some())
+    }
+
+    /// Begins to read the frames from a number on.
+    pub(crate) fn catch_up(&self, next_frame: u64) -> CatchUp<'_> {
+        CatchUp { journal: self, source: FrameSource::new(&self.directory, next_frame) }
+    }
+
+    /// Ends the connection of a standby.
+    pub(crate) fn detach_standby(&self, id: FollowerId) {
+        self.followers.detach(id);
+    }
+
+    /// Waits for frames for a standby, for at most `time`.
+    pub(crate) fn next_shipment(&self, id: FollowerId, time: Duration) -> NextShipment {
+        self.followers.next(id, time, PART_BYTES)
+    }
+
+    /// Records that a standby has everything up to a position, and all frames below a number.
+    pub(crate) fn confirm_standby(&self, id: FollowerId, position: u64, next_frame: u64) {
+        self.followers.confirm(id, position, next_frame);
+        self.wake_waiters();
+    }
+
+    /// Makes changes wait for exactly these members. Called before the lease service is asked to take a
+    /// member in, and after it has taken one out.
+    pub(crate) fn require_standbys(&self, members: &BTreeSet<String>) {
+        self.followers.require(members);
+        self.wake_waiters();
+    }
+
+    /// Returns what is known of the standbys.
+    pub(crate) fn standbys(&self) -> Vec<FollowerStatus> {
+        self.followers.status()
+    }
+}
+
+impl SnapshotFiles<'_> {
+    /// Returns the number of the newest snapshot.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub(crate) fn newest(&self) -> Result<Option<u64>> {
+        Ok(self.directory.numbers(Kind::Snapshot)?.pop())
+    }
+
+    /// Reads a part of a snapshot from an offset on; empty at its end.
+    ///
+    /// # Errors
+    /// The file cannot be read, or a later snapshot has replaced it.
+    pub(crate) fn read(&self, number: u64, offset: u64) -> Result<Vec<u8>> {
+        let name = file_name(Kind::Snapshot, number);
+        self.directory.read_part(&name, offset, PART_BYTES)
+    }
+}
+
+impl CatchUp<'_> {
+    /// Returns the next frames. Attaches the member once the files have no more than one part that it
+    /// lacks.
+    ///
+    /// # Errors
+    /// A file cannot be read, or the frames are in no file any more.
+    pub(crate) fn next(&mut self, member: &str, address: &str) -> Result<MissedFrames> {
+        let journal = self.journal;
+        let bytes = self.read(journal.end_frame())?;
+        if bytes.len() >= PART_BYTES {
+            return Ok(MissedFrames { bytes, attached: None });
+        }
+        // Frames that are written from here on are queued; all earlier ones are in the files.
+        let (id, end, position) = journal.with_writer(|writer| {
+            let id = journal.followers.attach(member, address, writer.position);
+            (id, writer.next_frame, writer.position)
+        });
+        let mut bytes = bytes;
+        while self.source.next() < end {
+            match self.read(end) {
+                Ok(more) => bytes.extend(more),
+                Err(error) => {
+                    journal.detach_standby(id);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(MissedFrames { bytes, attached: Some((id, position)) })
+    }
+
+    fn read(&mut self, end: u64) -> Result<Vec<u8>> {
+        self.source.read(end, PART_BYTES)?.ok_or_else(|| {
+            let text = "a file of the log was replaced by a snapshot while a standby read it";
+            Error::new(ErrorCode::PERSISTENT_FAIL, text).with("frame", self.source.next())
+        })
+    }
+}

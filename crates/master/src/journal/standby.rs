@@ -1,0 +1,451 @@
+//! The log of a standby: frames of the leader are checked, written to the own log under the same
+//! numbers, and applied to an image.
+//!
+//! The files bound themselves as those of a leader do: once the log is long, it continues in another
+//! file, and [`Compaction`] makes a snapshot of the earlier ones, beside the thread that receives.
+
+use std::{
+    io,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use mooncake_base::{Error, ErrorCode, Result};
+
+use super::{
+    Directory, Journal, LOG_BYTES_MAX, LogFile, LogSync, RecoveredJournal,
+    directory::{UNFINISHED, file_error, file_name},
+    frame::{self, FRAME_BYTES, Frame, HEADER_BYTES, Header, Kind, Synced},
+    recovery::{self, Recovered, SNAPSHOT_END},
+};
+use crate::state::{DecodeError, Effect, Image};
+
+/// Objects that are encoded at a time for a snapshot.
+const SLICE_OBJECTS: u32 = 2048;
+
+/// The log and the image of a standby.
+#[derive(Debug)]
+pub(crate) struct StandbyLog {
+    directory: Arc<Directory>,
+    sync: LogSync,
+    file: Arc<dyn LogFile>,
+    file_name: String,
+    /// What the log has, up to the last frame that was received.
+    recovered: Recovered,
+    /// Own frames with lower numbers are on disk.
+    synced_frame: u64,
+    buffer: Vec<u8>,
+    /// A write failed, so that the end of the file is not known.
+    is_broken: bool,
+    /// Ends a compaction that runs.
+    is_ended: Arc<AtomicBool>,
+}
+
+/// A snapshot file that is being received.
+#[derive(Debug)]
+pub(crate) struct IncomingSnapshot {
+    directory: Arc<Directory>,
+    header: Header,
+    file: Arc<dyn LogFile>,
+    /// Bytes of the leader's header, which is not the own one.
+    skipped: usize,
+}
+
+/// Makes a snapshot of the files before the one that is written.
+#[derive(Debug)]
+pub(crate) struct Compaction {
+    directory: Weak<Directory>,
+    sync: LogSync,
+    number: u64,
+    first_frame: u64,
+    is_cancelled: Arc<AtomicBool>,
+}
+
+/// The end of what a standby has received, to be synced.
+#[derive(Debug)]
+pub(crate) struct SyncPoint {
+    file: Arc<dyn LogFile>,
+    next_frame: u64,
+}
+
+impl StandbyLog {
+    /// Recovers the image from the directory, and starts a file of the log.
+    ///
+    /// # Errors
+    /// The log is damaged, or cannot be read or written.
+    pub(crate) fn open(directory: Arc<Directory>, sync: LogSync) -> Result<Self> {
+        let recovered = recover(&directory)?;
+        recovered.sync(&directory)?;
+        Self::start(directory, sync, recovered)
+    }
+
+    /// Starts the next file after what was recovered.
+    fn start(directory: Arc<Directory>, sync: LogSync, mut recovered: Recovered) -> Result<Self> {
+        let (file, file_name) = make_file(&directory, sync, &mut recovered)?;
+        let synced_frame = recovered.next_frame;
+        Ok(Self {
+            directory,
+            sync,
+            file,
+            file_name,
+            recovered,
+            synced_frame,
+            buffer: Vec::new(),
+            is_broken: false,
+            is_ended: Arc::default(),
+        })
+    }
+
+    /// Gives up what the log has, and begins the log of a leader with its first frame.
+    ///
+    /// # Errors
+    /// The files cannot be removed or written.
+    pub(crate) fn begin_anew(&mut self, timeline_id: [u8; 16]) -> Result<()> {
+        self.directory.remove_all()?;
+        let mut recovered = Recovered::empty();
+        recovered.timeline_id = timeline_id;
+        *self = Self::start(Arc::clone(&self.directory), self.sync, recovered)?;
+        Ok(())
+    }
+
+    /// Gives up what the log has, and begins to receive a snapshot of a leader.
+    ///
+    /// # Errors
+    /// The files cannot be removed or written.
+    pub(crate) fn receive_snapshot(
+        &mut self,
+        timeline_id: [u8; 16],
+        number: u64,
+    ) -> Result<IncomingSnapshot> {
+        self.begin_anew(timeline_id)?;
+        let header = header(&self.directory, self.sync, timeline_id, Kind::Snapshot, number);
+        IncomingSnapshot::begin(Arc::clone(&self.directory), header)
+    }
+
+    /// Continues from a snapshot that was received as a whole.
+    ///
+    /// # Errors
+    /// It is damaged, or cannot be put in place; nothing is left of it then.
+    pub(crate) fn adopt_snapshot(&mut self, snapshot: IncomingSnapshot) -> Result<()> {
+        let timeline_id = snapshot.header.timeline_id;
+        snapshot.put_in_place()?;
+        // Its files have other numbers than those of the leader.
+        let recovered = recover(&self.directory).and_then(|recovered| {
+            recovered.sync(&self.directory)?;
+            Self::start(Arc::clone(&self.directory), self.sync, recovered)
+        });
+        match recovered {
+            Ok(log) => {
+                *self = log;
+                Ok(())
+            }
+            Err(error) => {
+                self.begin_anew(timeline_id)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Returns whether the log has no frame.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.recovered.next_frame == 1 && self.recovered.snapshot_bytes == 0
+    }
+
+    /// Returns whether acknowledged changes may be missing at the end of what was recovered, because the
+    /// machine went down.
+    pub(crate) fn may_lack_end(&self) -> bool {
+        self.recovered.may_lack_end
+    }
+
+    /// Returns the timeline and the number of the frame that is to be received next.
+    pub(crate) fn place(&self) -> ([u8; 16], u64) {
+        (self.recovered.timeline_id, self.recovered.next_frame)
+    }
+
+    /// Returns what was received.
+    #[cfg(test)]
+    pub(crate) fn image(&self) -> &Image {
+        &self.recovered.image
+    }
+
+    /// Opens the log anew if a write failed.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open).
+    pub(crate) fn mend(&mut self) -> Result<()> {
+        if self.is_broken {
+            *self = Self::open(Arc::clone(&self.directory), self.sync)?;
+        }
+        Ok(())
+    }
+
+    /// Checks whole frames, writes them to the log and applies them. All of them are in the log when
+    /// this returns, and none is if a frame is damaged or out of turn.
+    ///
+    /// # Errors
+    /// A frame is damaged, not the next one or of a later version: the standby must attach anew. Or the
+    /// log cannot be written; then [`mend`](Self::mend) comes first.
+    pub(crate) fn receive(&mut self, bytes: &[u8]) -> Result<()> {
+        if self.is_broken {
+            return Err(Error::new(ErrorCode::PERSISTENT_FAIL, "the log of the standby is broken"));
+        }
+        self.buffer.clear();
+        let (mut rest, mut next) = (bytes, self.recovered.next_frame);
+        let mut payloads = Vec::new();
+        while !rest.is_empty() {
+            let frame = Frame::read(rest).ok_or_else(|| refused("is damaged", next))?;
+            if frame.number != next {
+                return Err(refused("is not the next one", next).with("number", frame.number));
+            }
+            let start = self.buffer.len();
+            self.buffer.extend_from_slice(&rest[..frame.bytes()]);
+            // The frame says what is on the disk of the leader; here it is the own disk that counts.
+            frame::seal(&mut self.buffer[start..], next, self.synced_frame);
+            Effect::decode_all(frame.payload, |_| {}).map_err(|_| {
+                refused("has changes that this version does not know; install the leader's", next)
+            })?;
+            payloads.push(frame.payload);
+            rest = &rest[frame.bytes()..];
+            next += 1;
+        }
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        self.file.append(&self.buffer).map_err(|source| {
+            self.is_broken = true;
+            file_error("cannot be written", &self.directory.path_of(&self.file_name), source)
+        })?;
+        self.recovered.next_frame = next;
+        self.recovered.log_bytes += self.buffer.len() as u64;
+        for payload in payloads {
+            self.recovered.image.replay(payload)?;
+        }
+        Ok(())
+    }
+
+    /// Returns what is to be synced, so that everything that was received survives a crash of the
+    /// machine; `None` if it does already. The sync needs no lock on the log.
+    pub(crate) fn sync_point(&self) -> Option<SyncPoint> {
+        let next_frame = self.recovered.next_frame;
+        (self.synced_frame < next_frame)
+            .then(|| SyncPoint { file: Arc::clone(&self.file), next_frame })
+    }
+
+    /// Records that a sync has ended.
+    pub(crate) fn end_sync(&mut self, point: &SyncPoint) {
+        self.synced_frame = self.synced_frame.max(point.next_frame);
+    }
+
+    /// Continues in another file if the log is long, so that the earlier ones can be replaced by a
+    /// snapshot.
+    ///
+    /// # Errors
+    /// A file cannot be synced or made.
+    pub(crate) fn begin_compaction(&mut self) -> Result<Option<Compaction>> {
+        if self.recovered.log_bytes <= LOG_BYTES_MAX.max(2 * self.recovered.snapshot_bytes) {
+            return Ok(None);
+        }
+        self.compact().map(Some)
+    }
+
+    pub(super) fn compact(&mut self) -> Result<Compaction> {
+        if let Some(point) = self.sync_point() {
+            point.sync()?;
+            self.end_sync(&point);
+        }
+        let number = self.recovered.next_file;
+        (self.file, self.file_name) = make_file(&self.directory, self.sync, &mut self.recovered)?;
+        self.recovered.log_bytes = 0;
+        Ok(Compaction {
+            directory: Arc::downgrade(&self.directory),
+            sync: self.sync,
+            number,
+            first_frame: self.recovered.next_frame,
+            is_cancelled: Arc::clone(&self.is_ended),
+        })
+    }
+
+    /// Records a snapshot of that size.
+    pub(crate) fn end_compaction(&mut self, bytes: u64) {
+        self.recovered.snapshot_bytes = bytes;
+        self.recovered.keep_last_log();
+    }
+
+    /// Makes a compaction that runs end soon, with an error.
+    pub(crate) fn cancel_compaction(&self) {
+        self.is_ended.store(true, Ordering::Release);
+    }
+
+    /// Ends following: returns the log to write to as leader, and the state. `is_complete`: the log lacks
+    /// nothing that was acknowledged.
+    ///
+    /// # Errors
+    /// The log cannot be written.
+    pub(crate) fn lead(mut self, is_complete: bool) -> Result<RecoveredJournal> {
+        self.mend()?;
+        self.recovered.may_lack_end = !is_complete;
+        Journal::from_recovered(self.directory, self.sync, self.recovered)
+    }
+}
+
+impl SyncPoint {
+    /// Syncs the file.
+    ///
+    /// # Errors
+    /// It cannot be synced.
+    pub(crate) fn sync(&self) -> Result<()> {
+        self.file.sync().map_err(|source| {
+            Error::new(ErrorCode::PERSISTENT_FAIL, "the log of the standby cannot be synced")
+                .caused_by(source)
+        })
+    }
+}
+
+impl IncomingSnapshot {
+    fn begin(directory: Arc<Directory>, header: Header) -> Result<Self> {
+        let make = || {
+            let file = directory.disk().create(UNFINISHED)?;
+            file.append(&header.encode())?;
+            Ok(file)
+        };
+        let file = make().map_err(|source| unfinished_error(&directory, source))?;
+        Ok(Self { directory, header, file, skipped: 0 })
+    }
+
+    /// Writes the next bytes of the leader's file.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        let skip = bytes.len().min(HEADER_BYTES - self.skipped);
+        self.skipped += skip;
+        let appended = self.file.append(&bytes[skip..]);
+        appended.map_err(|source| unfinished_error(&self.directory, source))
+    }
+
+    fn put_in_place(self) -> Result<()> {
+        let Self { directory, header, file, .. } = self;
+        let name = file_name(Kind::Snapshot, header.number);
+        let put = || {
+            file.sync()?;
+            directory.disk().rename(UNFINISHED, &name)?;
+            directory.disk().sync_directory()
+        };
+        put().map_err(|source| unfinished_error(&directory, source))?;
+        directory.remove_before(header.number)
+    }
+}
+
+impl Compaction {
+    /// Makes the snapshot and removes what it replaces. Returns its size. Uses nothing but the files, and
+    /// memory for another image.
+    ///
+    /// # Errors
+    /// A file cannot be read or written, or the standby has ended.
+    pub(crate) fn run(&self) -> Result<u64> {
+        let directory = self.directory.upgrade().ok_or_else(|| Error::closed("standby ended"))?;
+        let is_cancelled = || self.is_cancelled.load(Ordering::Acquire);
+        let mut replay = |image: &mut Image, effects: &[u8]| match is_cancelled() {
+            true => Err(DecodeError { at: 0 }),
+            false => image.replay(effects),
+        };
+        let recovered = recovery::recover_before(&directory, self.number, &mut replay)?;
+        if recovered.next_frame != self.first_frame {
+            return Err(refused("is missing in the files", recovered.next_frame));
+        }
+        let kind = Kind::Snapshot;
+        let header = header(&directory, self.sync, recovered.timeline_id, kind, self.number);
+        let write = || -> io::Result<u64> {
+            let file = directory.disk().create(UNFINISHED)?;
+            let header = header.encode();
+            file.append(&header)?;
+            let mut length = header.len() as u64;
+            recovered.image.encode(SLICE_OBJECTS, |effects| -> io::Result<()> {
+                if is_cancelled() {
+                    return Err(io::ErrorKind::Interrupted.into());
+                }
+                length += append_effects(&*file, effects)?;
+                Ok(())
+            })?;
+            let mut end = [0; FRAME_BYTES];
+            frame::seal(&mut end, SNAPSHOT_END, self.first_frame);
+            file.append(&end)?;
+            file.sync()?;
+            directory.disk().rename(UNFINISHED, &file_name(kind, self.number))?;
+            directory.disk().sync_directory()?;
+            Ok(length + end.len() as u64)
+        };
+        let length = write().map_err(|source| unfinished_error(&directory, source))?;
+        directory.remove_before(self.number)?;
+        Ok(length)
+    }
+}
+
+/// Appends effects in frames of a few mebibytes. Returns the bytes written.
+fn append_effects(file: &dyn LogFile, effects: &[u8]) -> io::Result<u64> {
+    let mut written = 0;
+    for part in Effect::split(effects, frame::PAYLOAD_TARGET) {
+        let mut bytes = vec![0; FRAME_BYTES];
+        bytes.extend_from_slice(part);
+        frame::seal(&mut bytes, 0, 0);
+        file.append(&bytes)?;
+        written += bytes.len() as u64;
+    }
+    Ok(written)
+}
+
+fn replay(image: &mut Image, effects: &[u8]) -> Result<(), DecodeError> {
+    image.replay(effects)
+}
+
+fn recover(directory: &Directory) -> Result<Recovered> {
+    recovery::recover(directory, directory.disk().boot_id(), &mut replay)
+}
+
+fn header(
+    directory: &Directory,
+    sync: LogSync,
+    timeline_id: [u8; 16],
+    kind: Kind,
+    number: u64,
+) -> Header {
+    let synced = match sync {
+        LogSync::Always => Synced::Always,
+        LogSync::Interval(_) => Synced::AtInterval,
+        LogSync::Never => Synced::Never,
+    };
+    let boot = directory.disk().boot_id();
+    Header { timeline_id, boot, ..Header::new(kind, synced, number) }
+}
+
+/// Makes the next file, with nothing but a header.
+fn make_file(
+    directory: &Directory,
+    sync: LogSync,
+    recovered: &mut Recovered,
+) -> Result<(Arc<dyn LogFile>, String)> {
+    let (number, timeline_id) = (recovered.next_file, recovered.timeline_id);
+    let header = header(directory, sync, timeline_id, Kind::Log, number);
+    let name = file_name(Kind::Log, number);
+    let make = || {
+        let file = directory.disk().create(&name)?;
+        file.append(&header.encode())?;
+        file.sync()?;
+        directory.disk().sync_directory()?;
+        Ok(file)
+    };
+    let file = make().map_err(|e| file_error("cannot be written", &directory.path_of(&name), e))?;
+    recovered.add_log(&name);
+    Ok((file, name))
+}
+
+fn unfinished_error(directory: &Directory, source: io::Error) -> Error {
+    file_error("cannot be written", &directory.path_of(UNFINISHED), source)
+}
+
+fn refused(what: &str, awaited: u64) -> Error {
+    Error::new(ErrorCode::PERSISTENT_FAIL, format!("a frame from the leader {what}"))
+        .with("awaited", awaited)
+}

@@ -1,0 +1,73 @@
+//! What the RPC port of a standby answers: who leads, and its health.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::BytesMut;
+use mooncake_proto::native_frame::{self, ServerGreeting};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    time::timeout,
+};
+
+use super::{HTTP_DEADLINE, Protocol, answer_http, protocol_of};
+use crate::{cluster::not_leader, front::Front};
+
+/// Time in which a peer must have read the answer.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// Answers a connection to a master that does not lead, and closes it.
+pub(super) fn answer(stream: TcpStream, front: &Arc<Front>) {
+    let inner = Arc::clone(front);
+    let place = front.permits().take_in();
+    front.spawn_answer(async move {
+        let answer = timeout(2 * DEADLINE, answer_protocol(stream, &inner));
+        // The oldest connection ends if there are too many.
+        let _ = place.displaced().run_until_cancelled(answer).await;
+    });
+}
+
+async fn answer_protocol(mut stream: TcpStream, front: &Front) {
+    let mut prefix = BytesMut::with_capacity(256);
+    match protocol_of(&mut stream, &mut prefix).await {
+        Some(Protocol::Native | Protocol::Standby) => {
+            let _ = timeout(DEADLINE, refuse(stream, prefix, front)).await;
+        }
+        Some(Protocol::Http) => {
+            let health = || crate::admin::health_of(front).to_string();
+            let _ = timeout(HTTP_DEADLINE, answer_http(stream, prefix, health)).await;
+        }
+        // A client of gRPC connects again, or elsewhere.
+        Some(Protocol::Grpc) | None => {}
+    }
+}
+
+/// Greets with the address of the leader; strangers do not learn it from a master with a token.
+async fn refuse(
+    mut stream: TcpStream,
+    prefix: BytesMut,
+    front: &Front,
+) -> mooncake_base::Result<()> {
+    let mut greeting = prefix;
+    let broken = |source: std::io::Error| {
+        mooncake_base::Error::new(mooncake_base::ErrorCode::RPC_FAIL, "the peer hung up")
+            .caused_by(source)
+    };
+    // A socket that is closed with unread bytes resets the connection, and the answer may be lost.
+    while greeting.len() < native_frame::client_greeting().len() {
+        if stream.read_buf(&mut greeting).await.map_err(broken)? == 0 {
+            return Ok(());
+        }
+    }
+    let leader = front.cluster().and_then(|cluster| cluster.status(None).leader);
+    let leader = leader.filter(|_| front.config().rpc_token.is_none());
+    let ours = ServerGreeting {
+        version: native_frame::VERSION,
+        refusal: Some((&not_leader(leader.as_deref())).into()),
+        ..ServerGreeting::default()
+    };
+    let mut output = BytesMut::new();
+    native_frame::encode(&ours, &mut output)?;
+    stream.write_all(&output).await.map_err(broken)?;
+    stream.shutdown().await.map_err(broken)
+}
