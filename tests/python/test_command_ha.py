@@ -117,7 +117,8 @@ def test_status_names_a_master_that_does_not_answer(run: Any, masters: Masters):
     [
         ({1}, "A master that may lead is there"),
         ({3}, r"Start the masters that are in sync and away (m3)."),
-        (set[int](), "None may lead: it is not in sync."),
+        ({2}, "A master that may lead is there"),
+        (set[int](), "The lease service has no in-sync set, as after it was emptied. Start the"),
     ],
 )
 def test_status_says_what_helps_without_a_leader(
@@ -129,6 +130,16 @@ def test_status_says_what_helps_without_a_leader(
     assert code == 1
     assert "leader    none\n" in shown
     assert f"no master leads\n  {expected}" in shown
+
+
+def test_status_names_the_positions_after_the_set_was_lost(run: Any, masters: Masters):
+    masters.leader, masters.in_sync, masters.frames = None, set(), {1: 1300}
+    admins = [word for index in range(3) for word in ("--admin", masters.admin(index))]
+    shown = run("ha", "status", *admins)[1]
+    order = f"{masters.address(1)} at 1300, {masters.address(2)} at 1234, {masters.address(0)} at"
+    assert f"the highest position ({order}" in shown
+    masters.service_error = "no route to host"
+    assert "no master leads\n  None may lead: it is not in sync." in run("ha", "status", *admins)[1]
 
 
 def test_status_says_that_the_lease_service_fails(run: Any, masters: Masters):

@@ -141,6 +141,17 @@ def test_standby_answers_for_itself_alone(run: Any, cluster: Cluster) -> None:
     assert "does not lead" in errors
 
 
+def test_standby_names_the_leader(run: Any, cluster: Cluster) -> None:
+    leader = status_in_sync(run, cluster)["leader"]
+    standby = next(each.address for each in cluster.masters if each.address != leader)
+    code, shown, _ = run("ha", "status", standby)
+    assert code == 0
+    assert f"leader    {leader}, view" in shown
+    code, _, errors = run("stat", "--master", standby)
+    assert code == 1
+    assert f"hint: {leader} leads now. Name all masters, as in {leader},{standby}." in errors
+
+
 def test_handover_keeps_the_objects(run: Any, cluster: Cluster) -> None:
     before = status_in_sync(run, cluster)
     code, shown, errors = run("handover", cluster.place, "--json")

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING
 from mooncake._api.empty import EMPTY_VALUE, are_empty, with_empty_mark
 from mooncake._api.reserved import Reservation
 from mooncake._api.store import Store, StoreConfig
-from mooncake._command import admin, trees
+from mooncake._command import admin, masters, trees
 from mooncake._command.output import CommandError, UsageError, quoted
 from mooncake._command.parser import add_json, add_metadata, duration
 from mooncake._command.progress import Progress, add_progress
@@ -29,6 +29,7 @@ from mooncake.errors import (
     NoSpaceError,
     NotFoundError,
     TransferFailedError,
+    UnavailableError,
 )
 from mooncake.files.local import about, replace_file, write_all
 
@@ -60,15 +61,23 @@ _NO_METADATA = "P2PHANDSHAKE"
 
 def joined(options: argparse.Namespace) -> Store:
     """Join the pool that the options name."""
-    return Store(options.master, StoreConfig(tenant=options.tenant))
+    return _opened(options.master, StoreConfig(tenant=options.tenant))
 
 
 @contextlib.contextmanager
 def joined_for_bytes(options: argparse.Namespace) -> Iterator[Store]:
     """Join the pool to read or write the bytes of objects, which needs their metadata server."""
     config = StoreConfig(tenant=options.tenant, metadata=options.metadata)
-    with Store(options.master, config) as store, hinting(store, options.metadata):
+    with _opened(options.master, config) as store, hinting(store, options.metadata):
         yield store
+
+
+def _opened(master: str, config: StoreConfig) -> Store:
+    try:
+        return Store(master, config)
+    except UnavailableError as error:
+        error.remedy = masters.remedy_of(error, master)
+        raise
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from mooncake._api.store import Store, StoreConfig
 from mooncake._command import admin
 from mooncake._command.output import CommandError, described
 from mooncake._units import format_bytes, format_duration
-from mooncake.errors import MooncakeError
+from mooncake.errors import MooncakeError, UnavailableError
 
 __all__ = [
     "Cluster",
@@ -24,6 +24,7 @@ __all__ = [
     "hand_over",
     "is_locator",
     "lag_text",
+    "leader_in",
     "leader_text",
     "lines_of",
     "remedy_of",
@@ -162,20 +163,30 @@ class Cluster:
                 else "A master of its own has no standby: see the guide, Several masters."
             )
             return Problem(text, remedy, True)
-        named = {member for each in known for member in each.get("in_sync", [])}
-        here = {each.get("member") for each in known}
-        if any(each.get("promotable") for each in known):
-            remedy = "A master that may lead is there: it leads when the former lease has ended."
-        elif named - here:
-            gone = ", ".join(sorted(named - here))
-            remedy = (
-                f"Start the masters that are in sync and away ({gone}). If they are lost, start "
-                "one of the others with --force_leader: what it lacks is lost."
-            )
-        else:
-            reasons = sorted({reason for each in known for reason in each.get("reasons", [])})
-            remedy = f"None may lead: {'; '.join(reasons) or 'their logs say why'}."
-        return Problem("no master leads", remedy, True)
+        return Problem("no master leads", _remedy_without_leader(known), True)
+
+
+def _remedy_without_leader(known: Sequence[Master]) -> str:
+    """Return what helps if none of several masters leads."""
+    named = {member for each in known for member in each.get("in_sync", [])}
+    gone = ", ".join(sorted(named - {each.get("member") for each in known}))
+    if any(each.get("promotable") for each in known):
+        return "A master that may lead is there: it leads when the former lease has ended."
+    if gone:
+        return (
+            f"Start the masters that are in sync and away ({gone}). If they are lost for good, "
+            "start one of the others with --force_leader: the pool is empty then."
+        )
+    if named or any(each.get("service_error") for each in known):
+        reasons = sorted({reason for each in known for reason in each.get("reasons", [])})
+        return f"None may lead: {'; '.join(reasons) or 'their logs say why'}."
+    frames = [(each.get("next_frame"), each.address) for each in known if each.get("next_frame")]
+    places = ", ".join(f"{address} at {frame}" for frame, address in sorted(frames, reverse=True))
+    return (
+        "The lease service has no in-sync set, as after it was emptied. Start the master with the "
+        f"highest position{f' ({places})' if places else ''} with --force_leader: its objects are "
+        "kept, and what it lacks is lost."
+    )
 
 
 def find(places: Sequence[str], admins: Sequence[str] = ()) -> Cluster:
@@ -297,6 +308,8 @@ def since(silent_ms: int) -> str:
 def remedy_of(failure: Exception, place: str) -> str:
     """Return what helps if a pool cannot be joined at an address."""
     remedy: str = getattr(failure, "remedy", "") or ""
+    if leader := leader_in(failure):
+        return f"{leader} leads now. Name all masters, as in {leader},{place}."
     if isinstance(failure, MooncakeError) and failure.code == _NO_LEADER and is_locator(place):
         cluster_id = os.environ.get("MC_STORE_CLUSTER_ID") or "mooncake_cluster"
         return (
@@ -305,6 +318,13 @@ def remedy_of(failure: Exception, place: str) -> str:
             "asks them why none leads."
         )
     return remedy
+
+
+def leader_in(failure: Exception) -> str:
+    """Return the address of the leader that a standby names when it refuses a call."""
+    context = failure.context if isinstance(failure, MooncakeError) else {}
+    leader = str(context.get("leader", ""))
+    return leader if leader.rpartition(":")[2].isdecimal() else ""
 
 
 def is_locator(place: str) -> bool:
@@ -326,7 +346,15 @@ def _with_port(address: str) -> str:
 def _admin_of(place: str) -> str:
     """Return the admin port of the master that serves a pool."""
     config = StoreConfig(rpc_timeout_s=_ANSWER_S, connect_timeout_s=_ANSWER_S, retry_s=0.0)
-    with Store(place, config) as store:
+    try:
+        with Store(place, config) as store:
+            return admin.address_of_pool(store)
+    except UnavailableError as error:
+        # A standby names the leader.
+        leader = leader_in(error)
+        if not leader:
+            raise
+    with Store(leader, config) as store:
         return admin.address_of_pool(store)
 
 
