@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -33,12 +36,24 @@ class Cluster:
     """Two masters, and the address by which clients find the leader."""
 
     place: str
-    masters: list[MasterProcess]
-    help: str
+    folder: Path
+    ports: tuple[int, int]
+    masters: dict[int, MasterProcess] = field(default_factory=dict)
+
+    def start(self, port: int) -> None:
+        """Starts the master of a port on its state directory."""
+        flags = ["--enable_ha=true", "--ha_lease_ttl=2s", f"--advertise_address=127.0.0.1:{port}"]
+        flags += [f"--etcd_endpoints={self.place.removeprefix('etcd://')}", f"--rpc_port={port}"]
+        self.masters[port] = start_master(*flags, f"--state_dir={self.folder / str(port)}")
+
+    def stop(self) -> None:
+        """Stops all masters."""
+        for master in self.masters.values():
+            master.stop()
 
     @property
     def admins(self) -> list[str]:
-        return [master.admin.removeprefix("http://") for master in self.masters]
+        return [master.admin.removeprefix("http://") for master in self.masters.values()]
 
     @property
     def words(self) -> list[str]:
@@ -46,24 +61,25 @@ class Cluster:
         return [word for admin in self.admins for word in ("--admin", admin)]
 
 
+def help_of_master() -> str:
+    """Returns what the program prints about its options."""
+    command = [sys.executable, "-m", "mooncake.cli", "--help"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=True).stdout
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two masters with a state directory each, and a process that lends memory."""
-    command = [sys.executable, "-m", "mooncake.cli", "--help"]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True).stdout
-    about = told.partition("--enable_ha ")[2].partition("\n  --")[0]
+    about = help_of_master().partition("--enable_ha ")[2].partition("\n  --")[0]
     if "no effect" in about or "Refused" in about:
         pytest.skip("needs a mooncake_master that takes --enable_ha")
     folder = tmp_path_factory.mktemp("masters")
     with ExitStack() as stack:
         etcd = stack.enter_context(running_etcd(folder))
-        cluster = Cluster(f"etcd://{etcd}", [], told)
-        for port in free_ports():
-            flags = ["--enable_ha=true", f"--etcd_endpoints={etcd}", "--ha_lease_ttl=2s"]
-            flags += [f"--rpc_port={port}", f"--advertise_address=127.0.0.1:{port}"]
-            master = start_master(*flags, f"--state_dir={folder / str(port)}")
-            stack.callback(master.stop)
-            cluster.masters.append(master)
+        cluster = Cluster(f"etcd://{etcd}", folder, free_ports())
+        stack.callback(cluster.stop)
+        for port in cluster.ports:
+            cluster.start(port)
         config = mooncake.StoreConfig(segment_bytes=64 * MIB)
         store = stack.enter_context(mooncake.Store(cluster.place, config))
         assert store.put("key", b"value")
@@ -99,8 +115,9 @@ def standby_of(cluster: Cluster, seen: dict[str, Any]) -> str:
     return next(row["admin"] for row in seen["masters"] if row["address"] != seen["leader"])
 
 
-def test_options_of_elected_masters_exist(cluster: Cluster) -> None:
-    assert set(re.findall(r"--([a-z_]+)", cluster.help)) >= HA_FLAGS
+@pytest.mark.usefixtures("cluster")
+def test_options_of_elected_masters_exist() -> None:
+    assert set(re.findall(r"--([a-z_]+)", help_of_master())) >= HA_FLAGS
 
 
 def test_status_stat_and_check_name_the_leader(run: Any, cluster: Cluster) -> None:
@@ -143,7 +160,8 @@ def test_standby_answers_for_itself_alone(run: Any, cluster: Cluster) -> None:
 
 def test_standby_names_the_leader(run: Any, cluster: Cluster) -> None:
     leader = status_in_sync(run, cluster)["leader"]
-    standby = next(each.address for each in cluster.masters if each.address != leader)
+    addresses = [master.address for master in cluster.masters.values()]
+    standby = next(address for address in addresses if address != leader)
     code, shown, _ = run("ha", "status", standby)
     assert code == 0
     assert f"leader    {leader}, view" in shown
@@ -169,6 +187,42 @@ def test_handover_keeps_the_objects(run: Any, cluster: Cluster) -> None:
     code, shown, _ = run("handover", "--if-leader", "--admin", standby_of(cluster, after))
     assert code == 0
     assert "nothing to hand over" in shown
+
+
+def test_no_call_fails_in_a_rolling_restart(run: Any, cluster: Cluster) -> None:
+    """The steps of the page about rolling restarts: standbys first, then the former leader."""
+    stop, failures, calls = threading.Event(), list[mooncake.MooncakeError](), itertools.count()
+
+    def call() -> None:
+        with mooncake.Store(cluster.place) as store:
+            while not stop.is_set():
+                try:
+                    store.put(f"put/{next(calls)}", b"value")
+                    store.get("key")
+                except mooncake.MooncakeError as failure:
+                    failures.append(failure)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    try:
+        leader = int(status_in_sync(run, cluster)["leader"].rpartition(":")[2])
+        standby = next(port for port in cluster.ports if port != leader)
+        for port in (standby, leader):
+            assert run("handover", "--if-leader", "--admin", admin_of(cluster, port))[0] == 0
+            cluster.masters[port].stop()
+            cluster.start(port)
+            status_in_sync(run, cluster)
+    finally:
+        stop.set()
+        caller.join()
+    assert (failures, status_in_sync(run, cluster)["leader"]) == ([], f"127.0.0.1:{standby}")
+    with mooncake.Store(cluster.place) as store:
+        assert all(store.exists(f"put/{number}") for number in range(next(calls)))
+
+
+def admin_of(cluster: Cluster, port: int) -> str:
+    """Returns the admin port of the master of a port."""
+    return cluster.masters[port].admin.removeprefix("http://")
 
 
 def test_promotable_masters_are_told_by_exit_code(run: Any, cluster: Cluster) -> None:
