@@ -112,6 +112,14 @@ def test_status_names_a_master_that_does_not_answer(run: Any, masters: Masters):
     assert f"{masters.address(3)}: the admin port at {masters.admin(3)} cannot be reached" in shown
 
 
+def test_status_names_an_admin_port_that_does_not_answer(run: Any, masters: Masters):
+    code, shown, _ = run("ha", "status", "--admin", masters.admin(0), "--admin", "127.0.0.1:1")
+    assert code == 0
+    assert rows(shown)["?"][1:3] == ["no", "answer"]
+    failure = "\nthe admin port at 127.0.0.1:1 cannot be reached: Connection refused\n  Start that"
+    assert failure in shown
+
+
 @pytest.mark.parametrize(
     ("in_sync", "expected"),
     [

@@ -41,6 +41,8 @@ _HAND_OVER_S = 30.0
 _ROUNDS_MAX = 4
 # The code of a call that finds no leader.
 _NO_LEADER = -1010
+# The address of a master of which only the admin port is known, which does not answer.
+_UNKNOWN = "?"
 _PATH = "/api/v1/ha"
 _NAME_ADMIN = "If a master is there and its admin port is another one, name it: --admin HOST:PORT."
 
@@ -149,7 +151,7 @@ class Cluster:
             )
             found.append(Problem(text, remedy))
         away = [master for master in self.masters if master.failure and self.is_elected]
-        found += [Problem(f"{each.address}: {each.failure}", _NAME_ADMIN) for each in away]
+        found += [_away(each) for each in away]
         return found
 
     def _no_leader(self) -> Problem:
@@ -187,6 +189,13 @@ def _remedy_without_leader(known: Sequence[Master]) -> str:
         f"highest position{f' ({places})' if places else ''} with --force_leader: its objects are "
         "kept, and what it lacks is lost."
     )
+
+
+def _away(master: Master) -> Problem:
+    """Return that a master does not answer."""
+    if master.address == _UNKNOWN:
+        return Problem(master.failure, "Start that master, or leave its admin port out.")
+    return Problem(f"{master.address}: {master.failure}", _NAME_ADMIN)
 
 
 def find(places: Sequence[str], admins: Sequence[str] = ()) -> Cluster:
@@ -414,7 +423,7 @@ class _Search:
                 found.setdefault(address, Master(address, at, None, self._failure(at)))
         for at, answer in self.asked.items():
             if isinstance(answer, str) and at not in self.wanted.values():
-                found.setdefault(at, Master("?", at, None, answer))
+                found.setdefault(at, Master(_UNKNOWN, at, None, answer))
         return sorted(found.values(), key=lambda each: (not each.is_leader, each.address))
 
     def _failure(self, at: str) -> str:
