@@ -22,12 +22,6 @@ os.environ.setdefault("MOONCAKE_STORE_CHECKSUM", "1")
 # The masters of tests write no state into the home directory.
 os.environ.setdefault("MOONCAKE_STATE_DIR", "none")
 
-# Options of masters that are elected. A master that refuses --enable_ha has none of them.
-HA_FLAGS = {
-    *("advertise_address", "check_promotable", "force_leader", "ha_lease_ttl"),
-    *("in_sync_copies", "in_sync_timeout_ms"),
-}
-
 READY = re.compile(r"mooncake_master ready rpc=(\S+)(?:.* metadata=(\S+))?")
 MIB = 1 << 20
 # A limit for what must not wait for a timeout: far above what it takes on a loaded machine, and

@@ -20,8 +20,7 @@ class Masters:
         leader: Index of the leader; None without one.
         view: Number of the view.
         in_sync: Indices of the members that have everything.
-        lags: Frames that a standby lacks, by index; bytes with another `lag_name`.
-        frames: Position of each log, by index.
+        lags: Bytes of the log that a standby lacks, by index.
         service_error: Why the lease service cannot be used.
         token: Token that changes need; empty: none.
         port: Admin port of all masters.
@@ -38,8 +37,6 @@ class Masters:
         self.view = 7
         self.in_sync = set(range(count))
         self.lags: dict[int, int] = {}
-        self.frames: dict[int, int] = {}
-        self.lag_name = "lag_frames"
         self.state = "serving"
         self.service_error: str | None = None
         self.token = ""
@@ -75,7 +72,6 @@ class Masters:
             "promotable": is_in_sync,
             "reasons": [] if is_in_sync else ["it is not in sync"],
             "in_sync": [f"m{each}" for each in sorted(self.in_sync)],
-            "next_frame": self.frames.get(index, 1234),
             "standbys": [self._standby(each) for each in others] if is_leader else [],
             "lease_ms": 3300 if is_leader else None,
             "service_error": self.service_error,
@@ -85,8 +81,9 @@ class Masters:
         return {
             "member": f"m{index}",
             "address": self.address(index),
+            "is_attached": True,
             "is_in_sync": index in self.in_sync,
-            self.lag_name: self.lags.get(index, 0),
+            "lag_bytes": self.lags.get(index, 0),
             "silent_ms": 3,
         }
 

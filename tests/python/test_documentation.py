@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HA_FLAGS
 from upstream_package import PACKAGE
 
 import mooncake
@@ -166,7 +165,6 @@ def known_flags() -> frozenset[str]:
     for page in ("options-master.md", "options-client.md"):
         text = (DOCS / "reference" / page).read_text(encoding="utf-8")
         flags |= {f"--{name}" for name in re.findall(r"`-*(\w+)`", text)}
-    flags |= {f"--{name}" for name in HA_FLAGS}
     return frozenset(flag.replace("-", "_") for flag in flags)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import HA_FLAGS, MIB, start_master
+from conftest import MIB, start_master
 from metadata_servers import free_ports, running_etcd
 from test_deploy import metrics_of, queries
 
@@ -61,18 +61,9 @@ class Cluster:
         return [word for admin in self.admins for word in ("--admin", admin)]
 
 
-def help_of_master() -> str:
-    """Returns what the program prints about its options."""
-    command = [sys.executable, "-m", "mooncake.cli", "--help"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=True).stdout
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two masters with a state directory each, and a process that lends memory."""
-    about = help_of_master().partition("--enable_ha ")[2].partition("\n  --")[0]
-    if "no effect" in about or "Refused" in about:
-        pytest.skip("needs a mooncake_master that takes --enable_ha")
     folder = tmp_path_factory.mktemp("masters")
     with ExitStack() as stack:
         etcd = stack.enter_context(running_etcd(folder))
@@ -113,11 +104,6 @@ def status_in_sync(run: Any, cluster: Cluster) -> dict[str, Any]:
 def standby_of(cluster: Cluster, seen: dict[str, Any]) -> str:
     """Returns the admin port of the master that does not lead."""
     return next(row["admin"] for row in seen["masters"] if row["address"] != seen["leader"])
-
-
-@pytest.mark.usefixtures("cluster")
-def test_options_of_elected_masters_exist() -> None:
-    assert set(re.findall(r"--([a-z_]+)", help_of_master())) >= HA_FLAGS
 
 
 def test_status_stat_and_check_name_the_leader(run: Any, cluster: Cluster) -> None:

@@ -182,12 +182,10 @@ def _remedy_without_leader(known: Sequence[Master]) -> str:
     if named or any(each.get("service_error") for each in known):
         reasons = sorted({reason for each in known for reason in each.get("reasons", [])})
         return f"None may lead: {'; '.join(reasons) or 'their logs say why'}."
-    frames = [(each.get("next_frame"), each.address) for each in known if each.get("next_frame")]
-    places = ", ".join(f"{address} at {frame}" for frame, address in sorted(frames, reverse=True))
     return (
-        "The lease service has no in-sync set, as after it was emptied. Start the master with the "
-        f"highest position{f' ({places})' if places else ''} with --force_leader: its objects are "
-        "kept, and what it lacks is lost."
+        "The lease service has no in-sync set, as after it was emptied. Start the master that led "
+        "last with --force_leader: its log says that it did, and has everything. If it is gone, "
+        "start one that was in sync."
     )
 
 
@@ -304,9 +302,7 @@ def standby_text(row: dict[str, Any]) -> str:
 
 def lag_text(row: dict[str, Any]) -> str:
     """Return how much of the log of the leader a standby lacks."""
-    if "lag_bytes" in row:
-        return format_bytes(row["lag_bytes"])
-    return f"{row['lag_frames']} frames"
+    return format_bytes(row["lag_bytes"])
 
 
 def since(silent_ms: int) -> str:
