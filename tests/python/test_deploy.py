@@ -21,7 +21,7 @@ DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 PROGRAMS = {"mooncake_master": "mooncake.cli", "mooncake_client": "mooncake.cli_client"}
 # Functions, keywords and labels of PromQL in our queries, and a series of Prometheus itself.
 PROMQL = {"rate", "increase", "sum", "by", "histogram_quantile", "up"}
-PROMQL |= {"max", "and"}
+PROMQL |= {"max", "and", "changes"}
 PROMQL |= {"job", "call", "le", "direction", "reason", "or", "vector"}
 
 

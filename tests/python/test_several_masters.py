@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import pty
 import re
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from conftest import MIB, start_master
 from metadata_servers import free_ports, running_etcd
+from test_commands import read_until
 from test_deploy import metrics_of, queries
 
 import mooncake
@@ -173,6 +176,30 @@ def test_handover_keeps_the_objects(run: Any, cluster: Cluster) -> None:
     code, shown, _ = run("handover", "--if-leader", "--admin", standby_of(cluster, after))
     assert code == 0
     assert "nothing to hand over" in shown
+
+
+def test_top_goes_on_at_the_next_leader(run: Any, cluster: Cluster) -> None:
+    before = status_in_sync(run, cluster)
+    terminal, other = pty.openpty()
+    command = [sys.executable, "-m", "mooncake", "top", "--interval=0.1"]
+    shown = subprocess.Popen(
+        [*command, f"--master={cluster.place}"], stdin=other, stdout=other, stderr=other
+    )
+    os.close(other)
+    try:
+        read_until(terminal, f"leader {before['leader']}, view {before['view_version']}".encode())
+        code, told, errors = run("handover", cluster.place, "--json")
+        assert code == 0, errors
+        after = json.loads(told)
+        text = f"leader {after['leader_address']}, view {after['view_version']}"
+        read_until(terminal, text.encode())
+        os.write(terminal, b"q")
+        read_until(terminal, b"\033[?1049l")
+        assert shown.wait(20) == 0
+    finally:
+        shown.kill()
+        shown.wait(10)
+        os.close(terminal)
 
 
 def test_no_call_fails_in_a_rolling_restart(run: Any, cluster: Cluster) -> None:
