@@ -82,6 +82,15 @@ struct Present {
     admin: Router,
 }
 
+/// Where quotas come from at the start of a term.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum QuotaSource {
+    /// The quota file of this master.
+    File,
+    /// The log, which a former leader wrote; the file becomes like it.
+    Log,
+}
+
 /// The tasks and threads of a service while it serves.
 #[derive(Debug)]
 pub(crate) struct Term {
@@ -179,14 +188,18 @@ impl Front {
         &self.permits
     }
 
-    /// Creates a service over a recovered log.
+    /// Creates a service over a log.
     ///
     /// # Errors
     /// The quota file cannot be read.
-    pub(crate) fn make_service(&self, recovered: RecoveredJournal) -> Result<(Service, Restored)> {
+    pub(crate) fn make_service(
+        &self,
+        recovered: RecoveredJournal,
+        quotas: QuotaSource,
+    ) -> Result<(Service, Restored)> {
         let (rules, clock) = (self.config.rules(), self.clock.clone());
         let (service, restored) = Service::from_log(rules, clock, recovered);
-        self.set_up(&service)?;
+        self.set_up(&service, quotas)?;
         Ok((service, restored))
     }
 
@@ -194,9 +207,16 @@ impl Front {
     ///
     /// # Errors
     /// The quota file cannot be read.
-    pub(crate) fn set_up(&self, service: &Service) -> Result<()> {
-        if self.config.is_multi_tenant {
-            service.load_quota_file(&self.config.tenant_policy)?;
+    pub(crate) fn set_up(&self, service: &Service, quotas: QuotaSource) -> Result<()> {
+        let path = &self.config.tenant_policy;
+        match quotas {
+            _ if !self.config.is_multi_tenant => {}
+            QuotaSource::File => service.load_quota_file(path)?,
+            QuotaSource::Log => {
+                if let Err(error) = service.write_quota_file(path) {
+                    tracing::error!(%error, "quotas are those of the log, and changes are not in the file");
+                }
+            }
         }
         service.set_addresses(self.addresses);
         service.slow_log().set_threshold(self.config.slow_call);

@@ -13,7 +13,7 @@ use crate::{
     cluster::Director,
     config::{ADMIN_PORT, MasterConfig},
     events,
-    front::{Front, Term},
+    front::{Front, QuotaSource, Term},
     journal::{Directory, Journal},
     service::{Service, listen},
 };
@@ -172,7 +172,7 @@ async fn start_in(
     let reign = match advertised {
         None => {
             let service = open_service(config, clock, directory).await?;
-            front.set_up(&service)?;
+            front.set_up(&service, QuotaSource::File)?;
             Reign::Single(front.begin_term(service, None)?)
         }
         Some(address) => {

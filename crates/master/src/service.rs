@@ -327,6 +327,14 @@ impl Service {
         self.quotas.load_file(path)
     }
 
+    /// Writes the quotas of the log to the file, and later changes, too.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(crate) fn write_quota_file(&self, path: &str) -> Result<()> {
+        self.quotas.write_file(path)
+    }
+
     /// Runs all timers that are due. Returns the latest time of the next call, if a timer is set.
     pub fn advance(&self) -> Option<Moment> {
         let now = self.now();

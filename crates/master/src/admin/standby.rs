@@ -6,28 +6,35 @@ use axum::{
     Router,
     extract::State,
     http::StatusCode,
+    middleware,
     response::{IntoResponse, Response},
     routing::get,
 };
 use mooncake_http::reply::{metrics as metrics_reply, text as text_reply};
 use serde_json::{Value, json};
 
-use super::json_reply;
+use super::{access, json_reply, page};
 use crate::{cluster::status::ClusterStatus, front::Front};
 
 type Context = State<Arc<Front>>;
 
 /// Returns the pages.
 pub(super) fn pages(front: &Arc<Front>) -> Router {
+    let hosts: Arc<[String]> = front.config().admin_hosts.clone().into();
     Router::new()
-        .route("/health", get(|front: Context| page(front, health)))
-        .route("/leader", get(|front: Context| page(front, ClusterStatus::leader_json)))
-        .route("/api/v1/ha", get(|front: Context| page(front, ClusterStatus::to_json)))
+        .route("/", get(page::show))
+        .route("/guide", get(page::guide))
+        .route("/grafana.json", get(page::dashboard))
+        .route("/alerts.yml", get(page::alerts))
+        .route("/health", get(|front: Context| shown(front, health)))
+        .route("/leader", get(|front: Context| shown(front, ClusterStatus::leader_json)))
+        .route("/api/v1/ha", get(|front: Context| shown(front, ClusterStatus::to_json)))
         .route("/role", get(|| async { text_reply("standby") }))
         .route("/ha_status", get(state))
         .route("/metrics", get(metrics))
         .fallback(|| async { refusal() })
         .method_not_allowed_fallback(|| async { refusal() })
+        .layer(middleware::from_fn_with_state(hosts, access::check_host))
         .with_state(front.clone())
 }
 
@@ -52,7 +59,7 @@ fn status_of(front: &Front) -> Option<ClusterStatus> {
     front.cluster().map(|cluster| cluster.status(None))
 }
 
-async fn page(State(front): Context, show: fn(&ClusterStatus) -> Value) -> Response {
+async fn shown(State(front): Context, show: fn(&ClusterStatus) -> Value) -> Response {
     match status_of(&front) {
         Some(status) => json_reply(&show(&status)),
         None => refusal(),

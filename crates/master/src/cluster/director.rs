@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     config::MasterConfig,
-    front::{Front, Term},
+    front::{Front, QuotaSource, Term},
     journal::{Directory, FollowerStatus, Journal, OnLogFailure, RecoveredJournal, StandbyLog},
     service::{Leadership, Service},
 };
@@ -186,11 +186,15 @@ impl Conductor {
             );
             log.begin_anew(SegmentId::random().to_bytes())?;
         }
+        let quotas = match membership.views().is_empty() {
+            true => QuotaSource::File,
+            false => QuotaSource::Log,
+        };
         membership.lead(ViewStart { view: view.0, first_frame: log.place().1 })?;
         let recovered = log.lead(membership.is_complete())?;
         membership.set_complete(true)?;
         self.cluster.elector.set_complete(true);
-        let service = self.make_service(view, recovered)?;
+        let service = self.make_service(view, recovered, quotas)?;
         let source = Arc::new(LogSource::new(
             Arc::clone(&service),
             view,
@@ -214,11 +218,16 @@ impl Conductor {
         Ok(membership)
     }
 
-    fn make_service(&self, view: View, recovered: RecoveredJournal) -> Result<Arc<Service>> {
+    fn make_service(
+        &self,
+        view: View,
+        recovered: RecoveredJournal,
+        quotas: QuotaSource,
+    ) -> Result<Arc<Service>> {
         let mut recovered = recovered;
         // Without a log there is nothing to ship.
         recovered.journal = recovered.journal.with_failure_policy(OnLogFailure::Stop);
-        let (service, restored) = self.front.make_service(recovered)?;
+        let (service, restored) = self.front.make_service(recovered, quotas)?;
         tracing::info!(
             segments = restored.segments,
             objects = restored.objects,

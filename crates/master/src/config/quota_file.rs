@@ -40,6 +40,16 @@ impl QuotaFile {
         Ok(Self { path: PathBuf::from(path), quotas })
     }
 
+    /// Makes the file of these quotas, in place of an earlier one.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn create(path: &str, quotas: impl IntoIterator<Item = (String, u64)>) -> Result<Self> {
+        let file = Self { path: PathBuf::from(path), quotas: quotas.into_iter().collect() };
+        file.write()?;
+        Ok(file)
+    }
+
     /// Returns each tenant with its quota in bytes.
     pub fn quotas(&self) -> impl Iterator<Item = (&str, u64)> {
         self.quotas.iter().map(|(name, &bytes)| (name.as_str(), bytes))

@@ -47,6 +47,18 @@ impl QuotaService {
         Ok(())
     }
 
+    /// Writes the quotas of the log to the file, which may be older: that of a master that did not lead.
+    /// Later changes go to the file, too.
+    ///
+    /// # Errors
+    /// The file cannot be written; changes go to the log alone then.
+    pub(super) fn write_file(&self, path: &str) -> Result<()> {
+        let quotas = self.list().into_iter();
+        let quotas = quotas.map(|quota| (quota.tenant.as_str().to_owned(), quota.requested));
+        *self.file.lock() = Some(QuotaFile::create(path, quotas)?);
+        Ok(())
+    }
+
     /// Returns the quota of every tenant, for metrics and pages; empty without multi-tenancy.
     pub(super) fn list(&self) -> Vec<TenantQuota> {
         self.shared.lock().quotas().unwrap_or_default()
