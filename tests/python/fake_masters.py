@@ -20,6 +20,7 @@ class Masters:
         leader: Index of the leader; None without one.
         view: Number of the view.
         in_sync: Indices of the members that have everything.
+        away: Indices of standbys that have lost their connection to the leader.
         lags: Bytes of the log that a standby lacks, by index.
         service_error: Why the lease service cannot be used.
         token: Token that changes need; empty: none.
@@ -36,6 +37,7 @@ class Masters:
         self.leader: int | None = 0
         self.view = 7
         self.in_sync = set(range(count))
+        self.away = set[int]()
         self.lags: dict[int, int] = {}
         self.state = "serving"
         self.service_error: str | None = None
@@ -81,7 +83,7 @@ class Masters:
         return {
             "member": f"m{index}",
             "address": self.address(index),
-            "is_attached": True,
+            "is_attached": index not in self.away,
             "is_in_sync": index in self.in_sync,
             "lag_bytes": self.lags.get(index, 0),
             "silent_ms": 3,

@@ -97,6 +97,17 @@ def test_status_shows_lag_and_fails_without_a_standby_in_sync(run: Any, masters:
     assert f"no standby is in sync with {masters.address(0)}\n  Until one is," in shown
 
 
+def test_standby_that_has_gone_cannot_take_over(run: Any, seen_by_stat: Masters):
+    seen_by_stat.away, seen_by_stat.in_sync = {1}, {0, 1}
+    code, shown, _ = run("ha", "status", "--admin", seen_by_stat.admin(0))
+    assert code == 1
+    assert rows(shown)[seen_by_stat.address(1)][2:4] == ["yes,", "away"]
+    assert "no standby is in sync with" in shown
+    shown = run("stat")[1]
+    assert "standby   127.0.0.2:50051  in sync, but away: heard 3 ms ago\n" in shown
+    assert "NONE IN SYNC" in shown
+
+
 def test_status_names_a_master_that_does_not_answer(run: Any, masters: Masters):
     masters.count = 4
     masters.in_sync = {0, 1, 3}

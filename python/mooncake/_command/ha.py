@@ -167,6 +167,7 @@ def _following(row: dict[str, Any] | None) -> tuple[str, str, str]:
     if row is None:
         return "?", "?", "?"
     is_in_sync = "yes" if row["is_in_sync"] else "no"
+    is_in_sync += "" if row.get("is_attached", True) else ", away"
     return is_in_sync, lag_text(row), since(row["silent_ms"])
 
 

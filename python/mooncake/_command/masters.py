@@ -20,6 +20,7 @@ __all__ = [
     "Master",
     "Problem",
     "ask",
+    "can_take_over",
     "find",
     "hand_over",
     "is_locator",
@@ -127,7 +128,7 @@ class Cluster:
         """Whether a master serves, and a standby is in sync that could take over."""
         leader = self.leader
         is_serving = leader is not None and leader.get("state") == "serving"
-        return is_serving and any(row["is_in_sync"] for row in self.followers.values())
+        return is_serving and any(map(can_take_over, self.followers.values()))
 
     def problems(self) -> list[Problem]:
         """Return what is wrong, the worst first."""
@@ -143,7 +144,7 @@ class Cluster:
                 text = f"{master.address} cannot use the lease service: {failure}"
                 remedy = f"Mend {master.get('backend')}: a leader serves until its lease ends."
                 found.append(Problem(text, remedy))
-        if leader is not None and not any(row["is_in_sync"] for row in self.followers.values()):
+        if leader is not None and not any(map(can_take_over, self.followers.values())):
             text = f"no standby is in sync with {leader.address}"
             remedy = (
                 "Until one is, there is no service without this master. Start a standby, with "
@@ -279,7 +280,7 @@ def lines_of(seen: dict[str, Any]) -> list[str]:
         return []
     lines = [f"leader    {leader_text(seen)}"]
     lines += [f"standby   {row['address']}  {standby_text(row)}" for row in seen["standbys"]]
-    if not any(row["is_in_sync"] for row in seen["standbys"]):
+    if not any(map(can_take_over, seen["standbys"])):
         lines.append("standby   NONE IN SYNC: there is no service without this master")
     if failure := seen.get("service_error"):
         lines.append(f"          the lease service cannot be used: {failure}")
@@ -296,8 +297,18 @@ def standby_text(row: dict[str, Any]) -> str:
     """Return how far a standby is."""
     heard = f"heard {since(row['silent_ms'])}"
     if row["is_in_sync"]:
-        return f"in sync, {heard}"
+        return (
+            f"in sync, {heard}" if row.get("is_attached", True) else f"in sync, but away: {heard}"
+        )
     return f"not in sync, {lag_text(row)} behind, {heard}"
+
+
+def can_take_over(row: dict[str, Any]) -> bool:
+    """Return whether a standby is in sync, and connected to the leader.
+
+    One that has gone stays in the set until a change waits for it.
+    """
+    return bool(row["is_in_sync"] and row.get("is_attached", True))
 
 
 def lag_text(row: dict[str, Any]) -> str:

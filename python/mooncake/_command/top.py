@@ -17,7 +17,7 @@ from typing import Any
 
 from mooncake._api.store import SegmentInfo, Store, StoreConfig
 from mooncake._command.admin import address_of_pool, fetch, reachable
-from mooncake._command.masters import ask, leader_text, standby_text
+from mooncake._command.masters import ask, can_take_over, leader_text, standby_text
 from mooncake._command.output import CommandError, reason, table
 from mooncake._command.parser import seconds
 from mooncake._units import format_bytes, format_count, format_duration
@@ -178,7 +178,7 @@ def _summary(seen: dict[str, Any], rates: dict[str, Any], admin: str, width: int
 def _masters(elected: dict[str, Any]) -> list[str]:
     """Return the parts of the line about leader and standbys."""
     standbys = [f"; {row['address']} {standby_text(row)}" for row in elected["standbys"]]
-    if not any(row["is_in_sync"] for row in elected["standbys"]):
+    if not any(map(can_take_over, elected["standbys"])):
         standbys.append("; NO STANDBY IN SYNC")
     failure = elected.get("service_error")
     failed = [f"; the lease service cannot be used: {failure}"] if failure else []

@@ -22,7 +22,7 @@ from mooncake._command.check.engines import (
 )
 from mooncake._command.check.findings import Findings, Level
 from mooncake._command.check.store_settings import Target
-from mooncake._command.masters import find, is_locator, remedy_of
+from mooncake._command.masters import can_take_over, find, is_locator, remedy_of
 from mooncake._command.output import described, print_json
 from mooncake._command.parser import add_json
 from mooncake._units import format_bytes
@@ -191,7 +191,7 @@ def _ask_masters(findings: Findings, name: str, place: str) -> None:
     if leader is not None:
         findings.add("ok", name, f"{leader.address} leads, view {leader.get('view_version')}")
     for address, row in cluster.followers.items():
-        if row["is_in_sync"]:
+        if can_take_over(row):
             findings.add("ok", name, f"the standby {address} is in sync")
     if not is_locator(place) and "," not in place and len(cluster.masters) > 1:
         named = ",".join(sorted(each.address for each in cluster.masters))
