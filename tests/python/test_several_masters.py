@@ -243,6 +243,18 @@ def admin_of(cluster: Cluster, port: int) -> str:
     return cluster.masters[port].admin.removeprefix("http://")
 
 
+def test_log_is_finalized_at_the_leader(run: Any, cluster: Cluster) -> None:
+    status_in_sync(run, cluster)
+    code, shown, errors = run("finalize", *cluster.words)
+    assert code == 0, errors
+    assert "the log may have all records" in shown
+    healths = []
+    for admin in cluster.admins:
+        with urllib.request.urlopen(f"http://{admin}/health", timeout=20) as answer:
+            healths.append(json.load(answer))
+    assert [health["finalized"] for health in healths if health["role"] == "leader"] == [True]
+
+
 def test_promotable_masters_are_told_by_exit_code(run: Any, cluster: Cluster) -> None:
     status_in_sync(run, cluster)
     for admin in [*cluster.admins, "127.0.0.1:1"]:

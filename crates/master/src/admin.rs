@@ -11,6 +11,7 @@ mod cluster;
 mod disks;
 mod history;
 mod jobs;
+mod log;
 pub mod metadata;
 mod metrics;
 mod object;
@@ -196,6 +197,7 @@ fn write_routes(admin: &Arc<Admin>) -> Router<Arc<Admin>> {
     let guard = middleware::from_fn_with_state(admin.clone(), access::guard);
     Router::new()
         .route("/api/v1/remove_all", post(remove_all))
+        .route("/api/v1/finalize", post(log::finalize))
         .merge(jobs::write_routes())
         .route_layer(guard)
 }
@@ -248,7 +250,7 @@ fn key_routes(admin: &Arc<Admin>) -> Router<Arc<Admin>> {
 pub(crate) fn health(service: &Service) -> Value {
     let work = service.work(0);
     let drains = work.jobs.iter().filter(|job| !job.status.is_over()).count();
-    let log = match service.journal_status() {
+    let log_state = match service.journal_status() {
         None => "off",
         Some(status) if status.is_healthy => "healthy",
         Some(_) => "failed",
@@ -260,7 +262,8 @@ pub(crate) fn health(service: &Service) -> Value {
         "service_ready": true,
         "leader_address": null,
         "view_version": null,
-        "log": log,
+        "log": log_state,
+        "finalized": service.shared().journal().is_none_or(log::is_final),
         "tasks": {"pending": work.pending, "processing": work.processing, "drains": drains},
     })
 }

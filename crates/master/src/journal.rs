@@ -16,6 +16,7 @@ mod followers;
 mod frame;
 #[cfg(test)]
 pub(crate) mod hanging_disk;
+pub(crate) mod level;
 mod maintenance;
 mod queue;
 mod recovery;
@@ -47,6 +48,7 @@ use self::{
     directory::{file_error, file_name},
     followers::Followers,
     frame::{FRAME_BYTES, Kind},
+    level::KeptLevel,
     queue::Queue,
     recovery::Recovered,
     request::Requests,
@@ -63,7 +65,7 @@ pub use self::{
     disk::{Disk, LogFile},
     status::JournalStatus,
 };
-pub(crate) use followers::{FollowerId, FollowerStatus, NextShipment};
+pub(crate) use followers::{FollowerId, FollowerStatus, Newcomer, NextShipment};
 pub(crate) use maintenance::{Maintenance, StateOwner};
 #[cfg(feature = "test-util")]
 pub use simulated_disk::SimulatedDisk;
@@ -152,6 +154,8 @@ pub struct Journal {
     wakes_sync_waiters: Condvar,
     /// Whether there is a log: false from a failure until the log is restarted.
     is_healthy: AtomicBool,
+    /// Which kinds of records may be written.
+    level: KeptLevel,
     /// An effect for which calls wait, or will.
     waiting: Mutex<Option<WaitingEffect>>,
     /// Requests to the maintenance threads.
@@ -231,6 +235,8 @@ impl Journal {
         if sync != LogSync::Never {
             recovered.sync(&directory)?;
         }
+        let level = level::open(&directory, &recovered.image, recovered.is_empty())?;
+        let level = KeptLevel::new(Arc::clone(&directory), level);
         let writer = Writer {
             file: None,
             marker: None,
@@ -275,6 +281,7 @@ impl Journal {
             sync_waiters: Mutex::default(),
             wakes_sync_waiters: Condvar::new(),
             is_healthy: AtomicBool::new(true),
+            level,
             waiting: Mutex::default(),
             write_requests: Requests::default(),
             sync_requests: Requests::default(),
@@ -318,6 +325,11 @@ impl Journal {
     #[must_use]
     pub fn with_failure_policy(self, on_failure: OnLogFailure) -> Self {
         Self { on_failure, ..self }
+    }
+
+    /// Returns which kinds of records the log may have.
+    pub(crate) fn level(&self) -> &KeptLevel {
+        &self.level
     }
 
     /// Writes nothing any more: the files belong to another from now on. The maintenance threads have

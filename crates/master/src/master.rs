@@ -229,7 +229,9 @@ async fn open_service(
         opened.journal = opened.journal.with_failure_policy(on_failure);
         let (service, restored) = Service::from_log(rules, clock, opened);
         let time = SystemClock.now().since(start);
-        service.set_recovery_time(time);
+        if let Some(journal) = service.shared().journal() {
+            journal.set_recovery_time(time);
+        }
         tracing::info!(
             state_dir = %path.display(),
             segments = restored.segments,

@@ -66,6 +66,9 @@ pub struct Attach {
     /// The views in its log, in rising order.
     #[prost(message, repeated, tag = "6")]
     pub views: Vec<ViewStart>,
+    /// The highest level of records that it can read.
+    #[prost(uint32, tag = "7")]
+    pub level: u32,
 }
 
 /// Says what a standby has.
@@ -152,4 +155,7 @@ pub struct Frames {
     /// The position behind them, to be confirmed; 0 while earlier frames still follow.
     #[prost(uint64, tag = "2")]
     pub position: u64,
+    /// The level of records that the leader may write.
+    #[prost(uint32, tag = "3")]
+    pub level: u32,
 }

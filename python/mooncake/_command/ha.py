@@ -1,4 +1,4 @@
-"""`mooncake ha status` and `mooncake handover`: which of several masters leads, and who follows."""
+"""`mooncake ha status`, `handover` and `finalize`: several masters and their log."""
 
 from __future__ import annotations
 
@@ -7,11 +7,27 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from mooncake._command.masters import Cluster, Master, ask, find, hand_over, lag_text, since
+from mooncake._command.masters import (
+    Cluster,
+    Master,
+    ask,
+    finalize_log,
+    find,
+    hand_over,
+    lag_text,
+    since,
+)
 from mooncake._command.output import CommandError, UsageError, print_json, print_table
 from mooncake._command.parser import Parser, add_json, host_port, master_address
 
-__all__ = ["add_handover_options", "add_options", "handover", "print_cluster"]
+__all__ = [
+    "add_finalize_options",
+    "add_handover_options",
+    "add_options",
+    "finalize",
+    "handover",
+    "print_cluster",
+]
 
 _FAILED = 1
 
@@ -52,6 +68,12 @@ def add_handover_options(parser: argparse.ArgumentParser) -> None:
         help="do nothing, and succeed, if the master with the admin port of --admin does not lead: "
         "for scripts that stop a master",
     )
+    add_json(parser)
+
+
+def add_finalize_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `finalize`."""
+    _add_places(parser, nargs="?")
     add_json(parser)
 
 
@@ -203,6 +225,23 @@ def handover(options: argparse.Namespace) -> int:
     else:
         view = answer.get("view_version")
         print(f"{answer.get('leader_address')} leads now, view {view}; before {leader.address}")
+    return 0
+
+
+def finalize(options: argparse.Namespace) -> int:
+    """Let the master that leads write kinds of records that earlier versions cannot read.
+
+    Returns:
+        0 once it may.
+    """
+    cluster = find(_places(options), options.admins)
+    master = _leader(options) if cluster.is_elected else cluster.masters[0]
+    answer = finalize_log(master)
+    if options.is_json:
+        print_json(answer)
+    else:
+        print(f"{master.address}: the log may have all records of this version; an earlier master")
+        print("can read it until the first of them is written")
     return 0
 
 

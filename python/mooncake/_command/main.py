@@ -105,6 +105,8 @@ def _parser() -> argparse.ArgumentParser:
     _ha.add_options(add("ha", _help, about, joins=False))
     about = "let the master that leads hand over to a standby, to stop or upgrade it"
     _ha.add_handover_options(add("handover", _ha.handover, about, joins=False))
+    about = "let the log have records that earlier versions cannot read, after an upgrade"
+    _ha.add_finalize_options(add("finalize", _ha.finalize, about, joins=False))
     about = "measure puts, gets and plain copies"
     _bench.add_options(add("bench", _bench.run, about, joins=False))
     about = "start a pool, and put and get from a second process"

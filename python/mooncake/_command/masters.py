@@ -264,14 +264,31 @@ def hand_over(leader: Master, to: str) -> dict[str, Any]:
         CommandError: The leader does not lead any more, or no standby can take over.
     """
     path = "/api/v1/handover" + (f"?to={quote(to, safe=':[]')}" if to else "")
-    status, answer = admin.request(leader.admin, "POST", path, _HAND_OVER_S)
+    remedy = "`mooncake ha status` shows which standby is in sync, or why none is."
+    return _change(leader, path, ("does not hand over", remedy))
+
+
+def finalize_log(master: Master) -> dict[str, Any]:
+    """Let a master write kinds of records that earlier versions cannot read.
+
+    Raises:
+        CommandError: A standby is of an earlier version, or the master does not answer.
+    """
+    remedy = "Install this version of mooncake on every master first: `mooncake ha status`."
+    return _change(master, "/api/v1/finalize", ("keeps its log as it is", remedy))
+
+
+def _change(master: Master, path: str, refusal: tuple[str, str]) -> dict[str, Any]:
+    """Ask a master for a change; `refusal` is what it does instead, and the remedy."""
+    status, answer = admin.request(master.admin, "POST", path, _HAND_OVER_S)
     if status == 200 and isinstance(answer, dict):
         return answer
-    text = f"{leader.address} does not hand over: "
+    does, remedy = refusal
+    text = f"{master.address} {does}: "
     text += admin.message_of(answer) if answer is not None else f"it answers with status {status}"
     if status == 403:
-        raise CommandError(text, "Set MOONCAKE_ADMIN_TOKEN to the admin token of the master.")
-    raise CommandError(text, "`mooncake ha status` shows which standby is in sync, or why none is.")
+        remedy = "Set MOONCAKE_ADMIN_TOKEN to the admin token of the master."
+    raise CommandError(text, remedy)
 
 
 def lines_of(seen: dict[str, Any]) -> list[str]:

@@ -45,6 +45,11 @@ fn text(service: &Service, has_upstream: bool, status: Option<&ClusterStatus>) -
     work::add(&mut out, service);
     quotas::add(&mut out, service);
     mooncake_os::process::add_metrics(&mut out);
+    out.counter(
+        "mooncake_master_refused_versions_total",
+        "Peers refused because they speak another version of the protocol.",
+        service.shared().refused_versions().count(),
+    );
     out.head("mooncake_master_info", "gauge", "The version of the master.");
     out.sample("mooncake_master_info", &[("version", VERSION)], 1);
     let uptime = service.now().since(service.started()).as_secs();

@@ -23,7 +23,7 @@ use super::{
     status::MemberState,
 };
 use crate::{
-    journal::{LogSync, StandbyLog},
+    journal::{LogSync, StandbyLog, level::RecordLevel},
     service::VERSION,
 };
 
@@ -216,6 +216,7 @@ impl Shared {
             timeline_id: timeline_id.to_vec(),
             next_frame,
             views: self.membership.lock().views(),
+            level: RecordLevel::PRESENT.0,
         };
         channel.send(&FromStandby { attach: Some(attach), confirm: None })?;
         match channel.receive::<FromLeader>()? {
@@ -289,6 +290,7 @@ impl Shared {
     fn receive(&self, frames: &Frames) -> Result<u64> {
         let mut log = self.log.lock();
         log.receive(&frames.bytes)?;
+        log.set_level(RecordLevel(frames.level))?;
         if self.cluster.settings.log_sync == LogSync::Always
             && let Some(point) = log.sync_point()
         {

@@ -26,8 +26,8 @@ use super::{
     views::LogHistory,
 };
 use crate::{
-    journal::{FollowerId, Journal, NextShipment},
-    service::{Service, unproven::ConnectionPlace},
+    journal::{FollowerId, Journal, Newcomer, NextShipment, level::RecordLevel},
+    service::{Service, VERSION, unproven::ConnectionPlace},
 };
 
 /// Maximum number of standbys that are connected.
@@ -157,6 +157,13 @@ impl LogSource {
                         empty one";
             return Err(Error::new(ErrorCode::PERSISTENT_FAIL, text).with("member", &self.member));
         }
+        if attach.level < journal.level().get().0 {
+            let text = "the standby is of an earlier version, which cannot read the records of this log: \
+                        install the version of the leader";
+            return Err(Error::new(ErrorCode::INVALID_VERSION, text)
+                .with("standby_version", &attach.version)
+                .with("our_version", VERSION));
+        }
         let (member, address) = (&attach.member, &attach.address);
         tracing::info!(member, address, version = attach.version, "a standby attaches");
         let start = self.start_of(journal, attach)?;
@@ -189,7 +196,10 @@ impl LogSource {
         let own = LogHistory { views: &self.views, end: journal.end_frame() };
         let theirs = LogHistory { views: &attach.views, end: attach.next_frame };
         let is_same = journal.timeline_id().is_some_and(|id| id[..] == attach.timeline_id[..]);
-        if is_same && theirs.is_prefix_of(&own) && journal.has_frame(attach.next_frame)? {
+        if is_same
+            && theirs.is_prefix_of(&own)
+            && journal.catch_up(attach.next_frame).is_possible()?
+        {
             return Ok(Start::Place);
         }
         Ok(match journal.snapshots().newest()? {
@@ -207,10 +217,12 @@ impl LogSource {
         next_frame: u64,
     ) -> Result<(FollowerId, u64)> {
         let mut source = journal.catch_up(next_frame);
+        let (member, address) = (&attach.member[..], &attach.address[..]);
+        let standby = Newcomer { member, address, level: RecordLevel(attach.level) };
         loop {
-            let missed = source.next(&attach.member, &attach.address)?;
+            let missed = source.next(&standby)?;
             let position = missed.attached.map_or(0, |(_, position)| position);
-            if let Err(error) = send_frames(channel, missed.bytes, position) {
+            if let Err(error) = send_frames(journal, channel, missed.bytes, position) {
                 if let Some((id, _)) = missed.attached {
                     journal.detach_standby(id);
                 }
@@ -250,7 +262,7 @@ impl LogSource {
                     NextShipment::Detached => break Ok(()),
                 };
                 position = behind;
-                if let Err(error) = send_frames(channel, frames, position) {
+                if let Err(error) = send_frames(journal, channel, frames, position) {
                     break Err(error);
                 }
             };
@@ -285,8 +297,13 @@ fn send_snapshot(journal: &Journal, channel: &mut Channel, number: u64) -> Resul
     }
 }
 
-fn send_frames(channel: &mut Channel, bytes: Vec<u8>, position: u64) -> Result<()> {
-    let frames = Some(Frames { bytes, position });
+fn send_frames(
+    journal: &Journal,
+    channel: &mut Channel,
+    bytes: Vec<u8>,
+    position: u64,
+) -> Result<()> {
+    let frames = Some(Frames { bytes, position, level: journal.level().get().0 });
     channel.send(&FromLeader { frames, ..FromLeader::default() })
 }
 

@@ -157,6 +157,7 @@ mod tests {
             member: member.to_owned(),
             address: String::new(),
             is_attached: true,
+            level: crate::journal::level::RecordLevel::PRESENT,
             is_required: false,
             is_near: true,
             lag_bytes: 0,

@@ -18,6 +18,8 @@ use mooncake_base::{
     sync::{Condvar, Mutex},
 };
 
+use super::level::RecordLevel;
+
 /// Maximum number of bytes that wait for one standby. A standby that is further behind is detached,
 /// and reads the log files instead.
 const QUEUE_BYTES_MAX: usize = 64 << 20;
@@ -47,6 +49,17 @@ pub(crate) enum NextShipment {
     Detached,
 }
 
+/// A standby that connects.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Newcomer<'a> {
+    /// The id of the member.
+    pub(crate) member: &'a str,
+    /// Where it would serve.
+    pub(crate) address: &'a str,
+    /// The highest level of records that it can read.
+    pub(crate) level: RecordLevel,
+}
+
 /// A standby as its leader sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FollowerStatus {
@@ -55,6 +68,8 @@ pub(crate) struct FollowerStatus {
     /// Where it would serve; empty while it has not attached.
     pub(crate) address: String,
     pub(crate) is_attached: bool,
+    /// The highest level of records that it can read.
+    pub(crate) level: RecordLevel,
     /// Whether changes wait for it.
     pub(crate) is_required: bool,
     /// Whether it lacks little or nothing.
@@ -94,6 +109,7 @@ struct Table {
 struct Follower {
     member: String,
     address: String,
+    level: RecordLevel,
     attachment: Option<FollowerId>,
     queue: VecDeque<Shipment>,
     queued_bytes: usize,
@@ -118,15 +134,16 @@ impl Default for Followers {
 
 impl Followers {
     /// Attaches a member in place of an earlier connection of it. `position` is that of the log.
-    pub(super) fn attach(&self, member: &str, address: &str, position: u64) -> FollowerId {
+    pub(super) fn attach(&self, standby: &Newcomer<'_>, position: u64) -> FollowerId {
         let table = &mut *self.table.lock();
         table.attachments += 1;
         let id = FollowerId(table.attachments);
         table.shipped = table.shipped.max(position);
         let now = SystemClock.now();
-        let follower = table.entry(member, now);
+        let follower = table.entry(standby.member, now);
         follower.attachment = Some(id);
-        address.clone_into(&mut follower.address);
+        follower.level = standby.level;
+        standby.address.clone_into(&mut follower.address);
         follower.queue.clear();
         follower.queued_bytes = 0;
         follower.silent_since = Some(now);
@@ -226,6 +243,7 @@ impl Followers {
                 member: follower.member.clone(),
                 address: follower.address.clone(),
                 is_attached: follower.attachment.is_some(),
+                level: follower.level,
                 is_required: follower.is_required,
                 is_near: follower.next_frame > 0 && lag_bytes <= NEAR_BYTES,
                 lag_bytes,
@@ -263,6 +281,7 @@ impl Table {
             self.followers.push(Follower {
                 member: member.to_owned(),
                 address: String::new(),
+                level: RecordLevel::PRESENT,
                 attachment: None,
                 queue: VecDeque::new(),
                 queued_bytes: 0,
@@ -326,6 +345,10 @@ mod tests {
         names.iter().map(|name| (*name).to_owned()).collect()
     }
 
+    fn attach(followers: &Followers, member: &str) -> FollowerId {
+        followers.attach(&Newcomer { member, address: "", level: RecordLevel::PRESENT }, 0)
+    }
+
     fn shipment(frames: &[u8], position: u64) -> NextShipment {
         NextShipment::Frames(Shipment { frames: frames.into(), position })
     }
@@ -334,7 +357,7 @@ mod tests {
     fn slowest_required_member_counts() {
         let followers = Followers::default();
         assert_eq!(followers.confirmed(), u64::MAX);
-        let ids = ["a", "b", "c"].map(|name| followers.attach(name, "", 0));
+        let ids = ["a", "b", "c"].map(|name| attach(&followers, name));
         for (id, position) in ids.into_iter().zip([30, 20, 10]) {
             followers.confirm(id, position, position);
         }
@@ -352,7 +375,7 @@ mod tests {
     #[test]
     fn lost_connection_does_not_shrink_set() {
         let followers = Followers::default();
-        let id = followers.attach("a", "", 0);
+        let id = attach(&followers, "a");
         followers.require(&members(&["a", "away"]));
         followers.confirm(id, 7, 7);
         assert_eq!(followers.confirmed(), 0, "a member that never attached has nothing");
@@ -361,7 +384,7 @@ mod tests {
         assert_eq!(followers.confirmed(), 7);
         assert!(followers.status()[0].silent_since.is_some());
         // What it has confirmed counts, over whichever connection.
-        let again = followers.attach("a", "", 0);
+        let again = attach(&followers, "a");
         followers.confirm(id, 100, 100);
         assert_eq!(followers.confirmed(), 7, "the earlier connection has ended");
         followers.confirm(again, 9, 9);
@@ -375,7 +398,7 @@ mod tests {
     #[test]
     fn standby_is_silent_while_it_owes_a_confirmation() {
         let followers = Followers::default();
-        let id = followers.attach("a", "", 0);
+        let id = attach(&followers, "a");
         let is_silent = || followers.status()[0].silent_since.is_some();
         assert!(is_silent(), "it has said nothing yet");
         followers.confirm(id, 0, 1);
@@ -389,7 +412,7 @@ mod tests {
     #[test]
     fn queued_frames_are_joined_up_to_a_limit() {
         let followers = Followers::default();
-        let id = followers.attach("a", "", 0);
+        let id = attach(&followers, "a");
         for position in 1..=3 {
             followers.ship(b"frame", position);
         }
@@ -401,7 +424,7 @@ mod tests {
     #[test]
     fn standby_too_far_behind_is_detached() {
         let followers = Followers::default();
-        let id = followers.attach("a", "", 0);
+        let id = attach(&followers, "a");
         followers.ship(&vec![0; QUEUE_BYTES_MAX + 1], 6);
         assert_eq!(followers.next(id, Duration::ZERO, 100), NextShipment::Detached);
     }

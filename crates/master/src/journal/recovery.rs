@@ -131,6 +131,11 @@ impl Recovered {
         Ok(Self::empty())
     }
 
+    /// Returns whether there was neither a frame nor a snapshot.
+    pub(super) fn is_empty(&self) -> bool {
+        self.next_frame == 1 && self.snapshot_bytes == 0
+    }
+
     /// Counts a file that was made after the recovery.
     pub(super) fn add_log(&mut self, name: &str) {
         self.next_file += 1;

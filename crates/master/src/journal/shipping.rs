@@ -8,7 +8,7 @@ use mooncake_base::{Error, ErrorCode, Result};
 use super::{
     Directory, Journal,
     directory::file_name,
-    followers::{FollowerId, FollowerStatus, NextShipment},
+    followers::{FollowerId, FollowerStatus, Newcomer, NextShipment},
     frame::Kind,
     recovery::FrameSource,
 };
@@ -47,16 +47,6 @@ impl Journal {
     /// Returns the snapshots, for standbys that lack too much.
     pub(crate) fn snapshots(&self) -> SnapshotFiles<'_> {
         SnapshotFiles { directory: &self.directory }
-    }
-
-    /// Returns whether the files have a frame, or the log ends there.
-    ///
-    /// # Errors
-    /// A file cannot be read.
-    pub(crate) fn has_frame(&self, number: u64) -> Result<bool> {
-        let end = self.end_frame();
-        let found = FrameSource::new(&self.directory, number).read(end.min(number + 1), 1)?;
-        Ok(number == end || number < end && found.is_some())
     }
 
     /// Begins to read the frames from a number on.
@@ -113,12 +103,22 @@ impl SnapshotFiles<'_> {
 }
 
 impl CatchUp<'_> {
+    /// Returns whether the files have the first frame that the standby lacks, or the log ends there.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub(crate) fn is_possible(&self) -> Result<bool> {
+        let (next, end) = (self.source.next(), self.journal.end_frame());
+        let found = FrameSource::new(&self.journal.directory, next).read(end.min(next + 1), 1)?;
+        Ok(next == end || next < end && found.is_some())
+    }
+
     /// Returns the next frames. Attaches the member once the files have no more than one part that it
     /// lacks.
     ///
     /// # Errors
     /// A file cannot be read, or the frames are in no file any more.
-    pub(crate) fn next(&mut self, member: &str, address: &str) -> Result<MissedFrames> {
+    pub(crate) fn next(&mut self, standby: &Newcomer<'_>) -> Result<MissedFrames> {
         let journal = self.journal;
         let bytes = self.read(journal.end_frame())?;
         if bytes.len() >= PART_BYTES {
@@ -126,7 +126,7 @@ impl CatchUp<'_> {
         }
         // Frames that are written from here on are queued; all earlier ones are in the files.
         let (id, end, position) = journal.with_writer(|writer| {
-            let id = journal.followers.attach(member, address, writer.position);
+            let id = journal.followers.attach(standby, writer.position);
             (id, writer.next_frame, writer.position)
         });
         let mut bytes = bytes;

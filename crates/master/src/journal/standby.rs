@@ -18,6 +18,7 @@ use super::{
     Directory, Journal, LOG_BYTES_MAX, LogFile, LogSync, RecoveredJournal,
     directory::{UNFINISHED, file_error, file_name},
     frame::{self, FRAME_BYTES, Frame, HEADER_BYTES, Header, Kind, Synced},
+    level::{self, RecordLevel},
     recovery::{self, Recovered, SNAPSHOT_END},
 };
 use crate::state::{DecodeError, Effect, Image};
@@ -41,6 +42,8 @@ pub(crate) struct StandbyLog {
     is_broken: bool,
     /// Ends a compaction that runs.
     is_ended: Arc<AtomicBool>,
+    /// Which kinds of records the leader may write, as far as it has said so.
+    level: Option<RecordLevel>,
 }
 
 /// A snapshot file that is being received.
@@ -95,6 +98,7 @@ impl StandbyLog {
             buffer: Vec::new(),
             is_broken: false,
             is_ended: Arc::default(),
+            level: None,
         })
     }
 
@@ -150,13 +154,25 @@ impl StandbyLog {
 
     /// Returns whether the log has no frame.
     pub(crate) fn is_empty(&self) -> bool {
-        self.recovered.next_frame == 1 && self.recovered.snapshot_bytes == 0
+        self.recovered.is_empty()
     }
 
     /// Returns whether acknowledged changes may be missing at the end of what was recovered, because the
     /// machine went down.
     pub(crate) fn may_lack_end(&self) -> bool {
         self.recovered.may_lack_end
+    }
+
+    /// Takes over which kinds of records the leader may write.
+    ///
+    /// # Errors
+    /// The level cannot be kept.
+    pub(crate) fn set_level(&mut self, level: RecordLevel) -> Result<()> {
+        if self.level != Some(level) {
+            level::write(&self.directory, level)?;
+            self.level = Some(level);
+        }
+        Ok(())
     }
 
     /// Returns the timeline and the number of the frame that is to be received next.

@@ -1,6 +1,10 @@
 //! The log lines about clients. Those that many clients may cause at once are limited in number.
 
-use std::time::Duration;
+use std::{
+    net::SocketAddr,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
 
 use mooncake_base::{Error, Moment, sync::Mutex};
 use mooncake_os::rlimit::limit;
@@ -18,6 +22,29 @@ pub(super) struct ClientLog {
     displaced: Limiter,
     excess: Limiter,
     other_logs: Limiter,
+}
+
+/// Peers of another version, which are refused.
+#[derive(Debug, Default)]
+pub(crate) struct RefusedVersions {
+    count: AtomicU64,
+    lines: Limiter,
+}
+
+impl RefusedVersions {
+    /// Counts and logs a refusal; the error has both versions.
+    pub(super) fn record(&self, now: Moment, peer: Option<SocketAddr>, error: &Error) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        if let Some(count) = self.lines.record(now) {
+            let peer = peer.map_or_else(|| "a process of this host".to_owned(), |p| p.to_string());
+            tracing::warn!(peer, %error, count, "refused a peer of another version");
+        }
+    }
+
+    /// Returns how many there were.
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
 }
 
 impl ClientLog {

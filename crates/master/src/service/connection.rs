@@ -13,7 +13,7 @@ use std::{
 };
 
 use bytes::{Buf, BytesMut};
-use mooncake_base::{Token, sync::Mutex};
+use mooncake_base::{Error, Token, sync::Mutex};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -152,6 +152,12 @@ impl Connection {
         let (end, is_direct) = (ConnectionEnd::Unknown, peer.is_none());
         let place = Arc::new(context.permits.take_in());
         Self { service, origin, end, peer, is_direct, stop, place }
+    }
+
+    /// Records that the peer speaks another version.
+    pub(super) fn record_other_version(&self, error: &Error) {
+        let shared = self.service.shared();
+        shared.refused_versions().record(shared.now(), self.peer, error);
     }
 
     /// Records the address that the caller has at its own end of the connection; empty in all calls

@@ -24,8 +24,11 @@ use super::{
     shared_state::SharedState,
     wire::{SegmentTable, disk_from_wire},
 };
-use crate::state::{
-    DiskSpec, Offload, Offloaded, OwnDisk, PromotionBatch, PromotionCalls, RecordName, State,
+use crate::{
+    journal::level::{self, RecordLevel},
+    state::{
+        DiskSpec, Offload, Offloaded, OwnDisk, PromotionBatch, PromotionCalls, RecordName, State,
+    },
 };
 
 /// The maximum number of objects that one call takes over.
@@ -71,6 +74,7 @@ impl DiskService {
             let caller = Caller::try_from(r.caller.as_ref())?;
             let disk = r.disk.as_ref().ok_or_else(|| Error::invalid("the call names no disk"))?;
             let spec = disk_from_wire(disk)?;
+            level::check(self.shared.journal(), RecordLevel::DISKS, "a directory of a client")?;
             let mut state = self.shared.lock();
             state.disks().mount(caller.client, spec, r.used, r.reports_all)?;
             Ok(v1::MountDiskResponse {})

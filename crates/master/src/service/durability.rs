@@ -173,12 +173,6 @@ impl Service {
         self.shared.journal().map(Journal::status)
     }
 
-    pub(crate) fn set_recovery_time(&self, time: Duration) {
-        if let Some(journal) = self.shared.journal() {
-            journal.set_recovery_time(time);
-        }
-    }
-
     /// Returns what all calls share.
     pub(crate) fn shared(&self) -> &SharedState {
         &self.shared

@@ -179,7 +179,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
             None => self.full_greeting(),
         };
         self.send(&ours).await?;
-        checked?;
+        checked.inspect_err(|error| self.connection.record_other_version(error))?;
         match challenge {
             Some((token, challenge)) => self.prove(&token, challenge).await,
             None => self.take_place().map(|()| true),

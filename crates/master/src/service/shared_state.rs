@@ -16,6 +16,7 @@ use tokio::sync::Notify;
 
 use super::{
     Leadership, SLICE_ITEMS, STEPS_PER_SLICE, check_name,
+    client_log::RefusedVersions,
     disk_progress::DiskProgress,
     op_metrics::OpMetrics,
     state_guard::{self, StateGuard},
@@ -38,6 +39,7 @@ pub(crate) struct SharedState {
     fatal: Arc<FatalError>,
     events: OnceLock<Arc<Events>>,
     op_metrics: OpMetrics,
+    refused_versions: RefusedVersions,
     /// Notified when objects wait for a disk.
     offload_signal: Notify,
     /// What puts wait for that wait for disks.
@@ -62,6 +64,7 @@ impl SharedState {
             fatal,
             events: OnceLock::new(),
             op_metrics: OpMetrics::default(),
+            refused_versions: RefusedVersions::default(),
             offload_signal: Notify::new(),
             disk_progress: DiskProgress::default(),
             #[cfg(test)]
@@ -217,6 +220,11 @@ impl SharedState {
             // Wakes all that wait.
             journal.set_stuck(None);
         }
+    }
+
+    /// Returns the peers of another version.
+    pub(crate) fn refused_versions(&self) -> &RefusedVersions {
+        &self.refused_versions
     }
 
     /// Returns the error after which no call is answered any more.

@@ -12,7 +12,7 @@ use mooncake_proto::{
     v1::{self, request, response},
 };
 
-use crate::support::{NativeClient, Running, connect, eventually};
+use crate::support::{NativeClient, Running, connect, eventually, get};
 
 /// Returns whether the peer closed the connection: end of stream or a reset.
 fn is_closed(stream: &mut impl Read) -> bool {
@@ -137,6 +137,9 @@ fn other_version_learns_ours_and_is_closed() {
     let ours: native_frame::ServerGreeting =
         native_frame::decode(&mut answer, native_frame::GREETING_BYTES_MAX).unwrap().unwrap();
     assert_eq!(ours.version, native_frame::VERSION);
+    let metrics = get(running.addresses().admin.unwrap(), "/metrics");
+    let metrics = metrics.text();
+    assert!(metrics.contains("\nmooncake_master_refused_versions_total 1\n"), "{metrics}");
 }
 
 #[test]
@@ -253,10 +256,10 @@ fn rpc_port_answers_http_health() {
     let running = Running::whole();
     let address = running.addresses().rpc;
     for target in ["/", "/health"] {
-        let answer = crate::support::get(address, target);
+        let answer = get(address, target);
         assert_eq!((answer.status, &answer.json()["status"]), (200, &"ok".into()));
     }
-    assert_eq!(crate::support::get(address, "/metrics").status, 404);
+    assert_eq!(get(address, "/metrics").status, 404);
     assert_eq!(crate::support::http(address, "POST", "/", b"x").status, 404);
     let head = crate::support::http(address, "HEAD", "/", b"");
     assert_eq!((head.status, head.body.len()), (200, 0));

@@ -5,13 +5,16 @@ use std::{collections::BTreeSet, fs, sync::mpsc, thread, time::Duration};
 
 use super::{
     super::{
-        followers::{FollowerId, NextShipment},
+        followers::{FollowerId, Newcomer, NextShipment},
         standby::StandbyLog,
     },
     *,
 };
 
 const SYNC: LogSync = LogSync::Interval(Duration::from_millis(20));
+
+const STANDBY: Newcomer<'_> =
+    Newcomer { member: "s", address: "", level: level::RecordLevel::PRESENT };
 
 fn open_standby(directory: Directory) -> StandbyLog {
     StandbyLog::open(Arc::new(directory), SYNC).unwrap()
@@ -28,7 +31,7 @@ fn catch_up(standby: &mut StandbyLog, leader: &Pool) -> FollowerId {
     assert_eq!(journal.timeline_id(), Some(timeline_id));
     let mut source = journal.catch_up(next);
     loop {
-        let missed = source.next("s", "").unwrap();
+        let missed = source.next(&STANDBY).unwrap();
         standby.receive(&missed.bytes).unwrap();
         if let Some((id, position)) = missed.attached {
             journal.confirm_standby(id, position, standby.place().1);
@@ -100,7 +103,7 @@ fn damaged_frame_is_refused_and_sent_again() {
     leader.put("second");
     let mut standby = open_standby(Directory::lock(standby_dir.path()).unwrap());
     let place = standby.place();
-    let sound = leader.journal().catch_up(place.1).next("s", "").unwrap().bytes;
+    let sound = leader.journal().catch_up(place.1).next(&STANDBY).unwrap().bytes;
     for at in 0..sound.len() {
         let mut damaged = sound.clone();
         damaged[at] ^= 0x10;
@@ -129,11 +132,14 @@ fn standby_that_is_too_far_behind_gets_snapshot() {
     let leader = Pool::open(folders[0].path());
     leader.put("first");
     let journal = leader.journal();
-    assert!(journal.has_frame(1).unwrap() && journal.has_frame(journal.end_frame()).unwrap());
-    assert!(!journal.has_frame(journal.end_frame() + 1).unwrap());
+    assert!(
+        journal.catch_up(1).is_possible().unwrap()
+            && journal.catch_up(journal.end_frame()).is_possible().unwrap()
+    );
+    assert!(!journal.catch_up(journal.end_frame() + 1).is_possible().unwrap());
     take_snapshot(&leader);
-    assert!(!journal.has_frame(1).unwrap());
-    journal.catch_up(1).next("s", "").unwrap_err();
+    assert!(!journal.catch_up(1).is_possible().unwrap());
+    journal.catch_up(1).next(&STANDBY).unwrap_err();
     leader.put("later");
 
     let (timeline_id, number) =
@@ -212,7 +218,7 @@ fn position_is_confirmed_across_change_of_files() {
     let folder = tempfile::tempdir().unwrap();
     let leader = Pool::open(folder.path());
     let journal = leader.journal();
-    let (id, position) = journal.catch_up(1).next("s", "").unwrap().attached.unwrap();
+    let (id, position) = journal.catch_up(1).next(&STANDBY).unwrap().attached.unwrap();
     journal.confirm_standby(id, position, 1);
     let mut snapshot = Snapshot::prepare(journal, None).unwrap();
     // The next file begins right behind effects that are not written.

@@ -1,6 +1,9 @@
 //! Logs of earlier versions of the master: a file of each format that is read is test data.
 
-use super::*;
+use super::{
+    super::level::{self, RecordLevel},
+    *,
+};
 
 /// Returns the folder with a state directory in a format.
 fn data(version: u32) -> PathBuf {
@@ -69,4 +72,31 @@ fn log_of_unknown_version_is_refused_with_remedy() {
         }
         assert_eq!(fs::read(&path).unwrap(), bytes, "the file is left as it is");
     }
+}
+
+#[test]
+fn earlier_master_can_read_log_until_it_is_finalized() {
+    let fresh = tempfile::tempdir().unwrap();
+    let level_of = |folder: &Path| Pool::open(folder).journal().level().get();
+    assert_eq!(level_of(fresh.path()), RecordLevel::PRESENT);
+    assert_eq!(level_of(fresh.path()), RecordLevel::PRESENT);
+
+    let folder = tempfile::tempdir().unwrap();
+    copy(&data(frame::VERSION), folder.path());
+    assert_eq!(level_of(folder.path()), RecordLevel::FIRST);
+    let pool = Pool::open(folder.path());
+    let needs_disks = || level::check(Some(pool.journal()), RecordLevel::DISKS, "a directory");
+    let error = needs_disks().unwrap_err().to_string();
+    assert!(error.contains("mooncake finalize"), "{error}");
+    pool.journal().level().finalize().unwrap();
+    needs_disks().unwrap();
+    drop(pool);
+    assert_eq!(level_of(folder.path()), RecordLevel::PRESENT);
+    level::check(None, RecordLevel::PRESENT, "no log").unwrap();
+
+    fs::write(folder.path().join("level"), (RecordLevel::PRESENT.0 + 1).to_string()).unwrap();
+    let error = Pool::try_open(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("a later master"), "{error}");
+    fs::write(folder.path().join("level"), "x").unwrap();
+    Pool::try_open(folder.path()).unwrap_err();
 }

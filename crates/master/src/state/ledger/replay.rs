@@ -120,6 +120,11 @@ impl Image {
         self.objects.len()
     }
 
+    /// Returns whether clients keep directories.
+    pub fn has_disks(&self) -> bool {
+        !self.disks.is_empty()
+    }
+
     /// Returns the number of segments.
     pub fn segments(&self) -> usize {
         self.segments.len()
