@@ -19,6 +19,8 @@ pub mod kubernetes;
 pub mod redis;
 pub mod rules;
 pub mod service;
+#[cfg(any(test, feature = "test-util"))]
+mod simulated_service;
 pub mod view;
 
 use mooncake_kv_client::ErrorTexts;
@@ -27,6 +29,8 @@ pub use elector::{Elector, Validity};
 pub use in_sync::{InSyncSet, MemberId};
 pub use rules::{Election, History, Obstacle, Role, Timing};
 pub use service::{Acquisition, Basis, Bid, Change, Hold, LeaseService, Snapshot};
+#[cfg(any(test, feature = "test-util"))]
+pub use simulated_service::SimulatedService;
 pub use view::{ClusterId, Leader, LeaderAddress, Lease, OwnerToken, View};
 
 /// The messages of errors of lease services.

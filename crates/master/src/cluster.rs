@@ -3,9 +3,9 @@
 //! The election, and which members have all that was acknowledged (the in-sync set), is the work of
 //! `mooncake-election`; the log of `journal`. This module connects the two: the [`director`] is the
 //! thread that goes from following to leading and back; [`following`] receives the log of the leader,
-//! [`shipping`] sends it, [`supervision`] changes the in-sync set. Reading order: [`member`] and [`views`]
-//! (what a member knows of itself), [`channel`], [`shipping`], [`following`], [`supervision`],
-//! [`director`], [`status`].
+//! [`shipping`] sends it, [`supervision`] changes the in-sync set. Reading order: [`member`], [`views`]
+//! and [`own_log`] (what a member knows of itself), [`channel`], [`shipping`], [`following`],
+//! [`supervision`], [`director`], [`status`].
 //!
 //! See `docs/decisions/0037-several-masters.md`.
 
@@ -14,6 +14,7 @@ mod channel;
 mod director;
 mod following;
 mod member;
+mod own_log;
 pub(crate) mod promotable;
 pub(crate) mod shipping;
 pub(crate) mod status;

@@ -67,7 +67,7 @@ pub use self::{
 };
 pub(crate) use followers::{FollowerId, FollowerStatus, Newcomer, NextShipment};
 pub(crate) use maintenance::{Maintenance, StateOwner};
-#[cfg(feature = "test-util")]
+#[cfg(any(test, feature = "test-util"))]
 pub use simulated_disk::SimulatedDisk;
 pub use snapshot::Snapshot;
 pub(crate) use standby::StandbyLog;
@@ -397,7 +397,7 @@ impl Journal {
     }
 
     /// Writes everything appended so far, and does not sync it, as a process that is killed then.
-    #[cfg(feature = "test-util")]
+    #[cfg(any(test, feature = "test-util"))]
     pub fn write_only(&self) {
         self.wait_written(u64::MAX);
     }

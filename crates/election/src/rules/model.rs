@@ -6,11 +6,11 @@ use std::{collections::BTreeSet, time::Duration};
 
 use mooncake_base::{Moment, random::SplitMix64};
 
-use super::{Answer, Call, Election, History, Request, Role, Step, Timing};
+use super::{Answer, Call, Election, History, Role, Step, Timing};
 use crate::{
-    in_sync::{InSyncSet, MemberId},
-    service::{Acquisition, Basis, Change, Hold, Snapshot, view_of},
-    view::{Leader, LeaderAddress, Lease, OwnerToken},
+    in_sync::MemberId,
+    service::{Change, Hold, Snapshot},
+    simulated_service::SimulatedService,
 };
 
 const NODES: usize = 3;
@@ -36,15 +36,6 @@ pub(super) struct Outcome {
     pub(super) acknowledged: usize,
     pub(super) set_changes: usize,
     pub(super) violation: Option<String>,
-}
-
-/// The lease service: what the transactions of the real ones do.
-#[derive(Debug, Default)]
-pub(super) struct Service {
-    /// Owner, term and end of the lease.
-    key: Option<(OwnerToken, u64, Moment)>,
-    terms: u64,
-    pub(super) set: Option<InSyncSet>,
 }
 
 #[derive(Debug, Clone)]
@@ -73,79 +64,15 @@ struct Node {
 
 pub(super) struct Cluster {
     random: SplitMix64,
-    timing: Timing,
     fault: Fault,
     now: Moment,
-    service: Service,
+    service: SimulatedService,
     nodes: Vec<Node>,
     /// Messages on their way: when, from or to which node, and whether to the service.
     messages: Vec<(Moment, usize, Message)>,
     acknowledged: Vec<u64>,
     written: u64,
     outcome: Outcome,
-}
-
-impl Service {
-    pub(super) fn snapshot(&mut self, now: Moment) -> Snapshot {
-        self.key.take_if(|(_, _, end)| end.has_passed(now));
-        let leader = self.key.map(|(owner, term, _)| Leader {
-            address: LeaderAddress::Warming,
-            view: view_of(term, self.set.as_ref()),
-            owner: Some(owner),
-        });
-        Snapshot { leader, in_sync: self.set.clone(), mark: String::new() }
-    }
-
-    fn holds(&self, lease: &Lease) -> bool {
-        self.key.is_some_and(|(owner, term, _)| owner == lease.owner && term == lease.term())
-    }
-
-    pub(super) fn carry_out(&mut self, request: &Request, ttl: Duration, now: Moment) -> Answer {
-        self.key.take_if(|(_, _, end)| end.has_passed(now));
-        match request {
-            Request::Read => Answer::Snapshot(self.snapshot(now)),
-            Request::Acquire(bid) => {
-                let holds = match bid.basis {
-                    Basis::Member => self.set.as_ref() == Some(&bid.set),
-                    Basis::Founder => self.set.is_none(),
-                    Basis::Forced => true,
-                };
-                if self.key.is_some() || !holds {
-                    return Answer::Acquisition(Acquisition::Refused);
-                }
-                self.terms += 1;
-                self.key = Some((bid.owner, self.terms, now + ttl));
-                self.set = Some(bid.set.clone());
-                Answer::Acquisition(Acquisition::Acquired(bid.view(self.terms)))
-            }
-            Request::Renew(lease) => {
-                let held = self.holds(lease);
-                if held && let Some((_, _, end)) = &mut self.key {
-                    *end = now + ttl;
-                }
-                Answer::Hold(if held { Hold::Held } else { Hold::Lost })
-            }
-            Request::Release(lease) => {
-                if self.holds(lease) {
-                    self.key = None;
-                }
-                Answer::Done
-            }
-            Request::MarkLost(lost) => {
-                self.set.get_or_insert_with(|| lost.clone());
-                Answer::Done
-            }
-        }
-    }
-
-    fn change(&mut self, change: &Change, now: Moment) -> Hold {
-        self.key.take_if(|(_, _, end)| end.has_passed(now));
-        if !self.holds(&change.lease) || self.set.as_ref() != Some(&change.from) {
-            return Hold::Lost;
-        }
-        self.set = Some(change.to.clone());
-        Hold::Held
-    }
 }
 
 impl Node {
@@ -187,10 +114,9 @@ impl Cluster {
             .collect();
         Self {
             random,
-            timing,
             fault,
             now: Moment::default(),
-            service: Service::default(),
+            service: SimulatedService::new(timing.ttl),
             nodes,
             messages: Vec::new(),
             acknowledged: Vec::new(),
@@ -269,7 +195,7 @@ impl Cluster {
             let local = self.nodes[index].local(now);
             match message {
                 Message::Call(call) => {
-                    let answer = self.service.carry_out(&call.request, self.timing.ttl, now);
+                    let answer = self.service.carry_out(&call.request, now);
                     self.send(index, Message::Answer(call.number, answer));
                 }
                 Message::Change(change) => {

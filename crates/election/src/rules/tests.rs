@@ -1,10 +1,13 @@
 //! Tests of the rules: single steps, and clusters under the model of the service.
 
 use super::{
-    model::{Cluster, Fault, Outcome, Service},
+    model::{Cluster, Fault, Outcome},
     *,
 };
-use crate::view::{Leader, LeaderAddress};
+use crate::{
+    simulated_service::SimulatedService,
+    view::{Leader, LeaderAddress},
+};
 
 const TTL: Duration = Duration::from_secs(3);
 
@@ -21,11 +24,11 @@ fn election(name: &str, history: History) -> Election {
 }
 
 /// Lets the election make calls that the service answers at once, until it waits.
-fn settle(election: &mut Election, service: &mut Service, now: Moment) {
+fn settle(election: &mut Election, service: &mut SimulatedService, now: Moment) {
     for _ in 0..20 {
         match election.poll(now) {
             Step::Call(call) => {
-                let answer = service.carry_out(&call.request, TTL, now);
+                let answer = service.carry_out(&call.request, now);
                 election.answer(call.number, answer, now);
             }
             Step::WaitUntil(_) => return,
@@ -34,10 +37,10 @@ fn settle(election: &mut Election, service: &mut Service, now: Moment) {
     panic!("the election does not come to rest: {election:?}");
 }
 
-fn service_with(members: &[&str]) -> Service {
-    let mut service = Service::default();
+fn service_with(members: &[&str]) -> SimulatedService {
+    let mut service = SimulatedService::new(TTL);
     let members = members.iter().map(|name| id(name)).collect();
-    service.set = Some(InSyncSet { members, ..InSyncSet::lost(View(0)) });
+    service.set_in_sync(InSyncSet { members, ..InSyncSet::lost(View(0)) });
     service
 }
 
@@ -96,7 +99,7 @@ fn member_that_was_taken_out_does_not_try() {
 
 #[test]
 fn lost_set_of_a_cluster_with_history_elects_nobody() {
-    let mut service = Service::default();
+    let mut service = SimulatedService::new(TTL);
     let (mut old, mut fresh) =
         (election("old", History::UpTo(View(5))), election("fresh", History::None));
     settle(&mut fresh, &mut service, at(0));
@@ -114,12 +117,12 @@ fn lost_set_of_a_cluster_with_history_elects_nobody() {
     old.force(at(130));
     settle(&mut old, &mut service, at(130));
     assert!(matches!(old.role(at(130)), Role::Leader { view: View(6), .. }));
-    assert_eq!(service.set.as_ref().unwrap().members, BTreeSet::from([id("old")]));
+    assert_eq!(service.in_sync().unwrap().members, BTreeSet::from([id("old")]));
 }
 
 #[test]
 fn cluster_without_history_is_founded_after_a_while() {
-    let mut service = Service::default();
+    let mut service = SimulatedService::new(TTL);
     let mut a = election("a", History::None);
     settle(&mut a, &mut service, at(0));
     assert_eq!(a.role(at(29)), Role::Follower(Obstacle::Founding));
@@ -141,9 +144,9 @@ fn attempt_whose_answer_was_lost_is_confirmed_by_a_renewal() {
     let mut service = service_with(&["a"]);
     let mut a = election("a", History::None);
     let Step::Call(read) = a.poll(at(0)) else { panic!("a read comes first") };
-    a.answer(read.number, service.carry_out(&read.request, TTL, at(0)), at(0));
+    a.answer(read.number, service.carry_out(&read.request, at(0)), at(0));
     let Step::Call(acquire) = a.poll(at(1)) else { panic!("an attempt follows") };
-    service.carry_out(&acquire.request, TTL, at(9));
+    service.carry_out(&acquire.request, at(9));
     // The attempt is given up at its deadline; a read finds its key, and a renewal dates the lease.
     settle(&mut a, &mut service, at(11));
     settle(&mut a, &mut service, at(13));

@@ -9,13 +9,17 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::{Clock, Error, ErrorCode, Result, SegmentId, SystemClock};
+use mooncake_base::{Clock, Error, ErrorCode, Result, SystemClock};
 use mooncake_election::{History, LeaderAddress, MemberId, Role, View};
-use mooncake_proto::standby::ViewStart;
 
 use super::{
-    Cluster, Handover, LogSource, following::Following, member::Membership, not_leader,
-    open_directory, status::MemberState, supervision::Supervision,
+    Cluster, Handover, LogSource,
+    following::Following,
+    member::Membership,
+    not_leader, open_directory,
+    own_log::{self, NewTerm},
+    status::MemberState,
+    supervision::{Supervision, others},
 };
 use crate::{
     config::MasterConfig,
@@ -138,14 +142,9 @@ impl Conductor {
 
     fn open_log(&self, membership: &mut Membership) -> Result<StandbyLog> {
         self.cluster.set_state(MemberState::Recovering);
-        let log = StandbyLog::open(Arc::clone(&self.directory), self.cluster.settings.log_sync)?;
-        let is_lost = log.is_empty() && !membership.views().is_empty();
-        if membership.is_complete() && (log.may_lack_end() || is_lost) {
-            tracing::warn!(
-                "the log may lack changes that this member has confirmed, because its machine went \
-                 down; it does not lead while the in-sync set names others, until it has followed one"
-            );
-            membership.set_complete(false)?;
+        let sync = self.cluster.settings.log_sync;
+        let log = own_log::open(Arc::clone(&self.directory), sync, membership)?;
+        if !membership.is_complete() {
             self.cluster.elector.set_complete(false);
         }
         self.cluster.set_state(MemberState::Standby);
@@ -175,24 +174,23 @@ impl Conductor {
     fn lead(
         &mut self,
         view: View,
-        (mut log, mut membership): (StandbyLog, Membership),
+        (log, mut membership): (StandbyLog, Membership),
     ) -> Result<Membership> {
         let began = SystemClock.now();
         self.cluster.set_state(MemberState::LeaderWarmup);
-        if self.cluster.elector.overrules_others() {
-            tracing::error!(
-                "this master leads by --force_leader although others had changes that it lacks: memory \
-                 may have been used for other objects since, so that it forgets all objects"
-            );
-            log.begin_anew(SegmentId::random().to_bytes())?;
-        }
+        // Before anything is answered: the members are those that the election was won with.
+        let Ok(required) = self.cluster.elector.required_members() else { return Ok(membership) };
+        let term = NewTerm {
+            view,
+            required: others(&self.cluster.settings.member, &required),
+            overrules_others: self.cluster.elector.overrules_others(),
+            clock: SystemClock::shared(),
+        };
         let quotas = match membership.views().is_empty() {
             true => QuotaSource::File,
             false => QuotaSource::Log,
         };
-        membership.lead(ViewStart { view: view.0, first_frame: log.place().1 })?;
-        let recovered = log.lead(membership.is_complete())?;
-        membership.set_complete(true)?;
+        let recovered = own_log::lead(log, &mut membership, term)?;
         self.cluster.elector.set_complete(true);
         let service = self.make_service(view, recovered, quotas)?;
         let source = Arc::new(LogSource::new(
@@ -243,9 +241,7 @@ impl Conductor {
     fn serve(&self, service: &Service) -> Result<EndOfTerm> {
         let cluster = &*self.cluster;
         let journal = service.shared().journal().ok_or_else(|| Error::internal("no log"))?;
-        let Ok(mut supervision) = Supervision::begin(cluster, journal) else {
-            return Ok(EndOfTerm::Lost);
-        };
+        let mut supervision = Supervision::new(&cluster.settings);
         let mut is_announced = false;
         while !self.is_ended() {
             if let Some(error) = service.shared().fatal().get().cloned() {

@@ -268,20 +268,10 @@ impl Shared {
 
     /// Prepares to empty the log: from here on this member does not lead before it has followed.
     fn give_up_log(&self, attached: &Attached) -> Result<()> {
-        let mut membership = self.membership.lock();
         let is_empty = self.log.lock().is_empty();
-        if !is_empty && membership.views().is_empty() {
-            let text = "the state directory has the log of a master that was never a member of this \
-                        cluster; to give its objects up, start this master with an empty one";
-            return Err(Error::new(ErrorCode::PERSISTENT_FAIL, text));
-        }
-        membership.set_complete(false)?;
+        self.membership.lock().give_up_log(is_empty)?;
         self.cluster.elector.set_complete(false);
-        // A bid that is under way may still win.
-        let role = self.cluster.elector.role();
-        if matches!(role, Role::Candidate | Role::Leader { .. }) {
-            return Err(Error::closed("this member may be elected now"));
-        }
+        may_give_up_log(self.cluster.elector.role())?;
         tracing::info!(view = attached.view, "the log is replaced by that of the leader");
         Ok(())
     }
@@ -306,9 +296,7 @@ impl Shared {
             return Ok(());
         }
         self.cluster.set_state(MemberState::Standby);
-        let mut membership = self.membership.lock();
-        if !membership.is_complete() {
-            membership.set_complete(true)?;
+        if self.membership.lock().complete()? {
             self.cluster.elector.set_complete(true);
         }
         Ok(())
@@ -348,6 +336,19 @@ impl Shared {
             Err(error) => return Err(error),
         }
         Ok(())
+    }
+}
+
+/// Checks that a member may empty its log, once its election knows that it is not complete.
+///
+/// # Errors
+/// A bid that is under way may still win.
+pub(super) fn may_give_up_log(role: Role) -> Result<()> {
+    match role {
+        Role::Candidate | Role::Leader { .. } => {
+            Err(Error::closed("this member may be elected now"))
+        }
+        Role::Follower(_) | Role::Fenced { .. } => Ok(()),
     }
 }
 

@@ -84,6 +84,29 @@ impl Membership {
         self.change(Kept { is_complete, ..self.kept.clone() })
     }
 
+    /// Records that the log is about to be emptied: until it has followed a leader, it is not complete.
+    ///
+    /// # Errors
+    /// The log is that of a master that was never a member, or the file cannot be written.
+    pub(super) fn give_up_log(&mut self, is_empty: bool) -> Result<()> {
+        if !is_empty && self.kept.views.is_empty() {
+            let text = "the state directory has the log of a master that was never a member of this \
+                        cluster; to give its objects up, start this master with an empty one";
+            return Err(Error::new(ErrorCode::PERSISTENT_FAIL, text));
+        }
+        self.set_complete(false)
+    }
+
+    /// Records that the log has everything that its leader had. Returns whether that is new.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(super) fn complete(&mut self) -> Result<bool> {
+        let is_new = !self.kept.is_complete;
+        self.set_complete(true)?;
+        Ok(is_new)
+    }
+
     /// Takes over the views of a leader whose log this one continues, or is replaced by.
     ///
     /// # Errors

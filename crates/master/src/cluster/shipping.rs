@@ -166,19 +166,8 @@ impl LogSource {
         }
         let (member, address) = (&attach.member, &attach.address);
         tracing::info!(member, address, version = attach.version, "a standby attaches");
-        let start = self.start_of(journal, attach)?;
-        let snapshot = match start {
-            Start::Snapshot => journal.snapshots().newest()?.unwrap_or_default(),
-            _ => 0,
-        };
-        let attached = Attached {
-            view: self.view.0,
-            timeline_id: journal.timeline_id().unwrap_or_default().to_vec(),
-            views: self.views.clone(),
-            start: start.into(),
-            end_frame: journal.end_frame(),
-            snapshot,
-        };
+        let attached = answer_attach(journal, self.view, &self.views, attach)?;
+        let (start, snapshot) = (attached.start(), attached.snapshot);
         channel.send(&FromLeader { attached: Some(attached), ..FromLeader::default() })?;
         let next_frame = match start {
             Start::Place => attach.next_frame,
@@ -189,23 +178,6 @@ impl LogSource {
         let ended = self.follow(journal, channel, id, position);
         journal.detach_standby(id);
         ended
-    }
-
-    /// Decides how a standby gets what it lacks.
-    fn start_of(&self, journal: &Journal, attach: &Attach) -> Result<Start> {
-        let own = LogHistory { views: &self.views, end: journal.end_frame() };
-        let theirs = LogHistory { views: &attach.views, end: attach.next_frame };
-        let is_same = journal.timeline_id().is_some_and(|id| id[..] == attach.timeline_id[..]);
-        if is_same
-            && theirs.is_prefix_of(&own)
-            && journal.catch_up(attach.next_frame).is_possible()?
-        {
-            return Ok(Start::Place);
-        }
-        Ok(match journal.snapshots().newest()? {
-            Some(_) => Start::Snapshot,
-            None => Start::FirstFrame,
-        })
     }
 
     /// Sends the frames of the files. Returns the standby's place among those that follow the log.
@@ -272,6 +244,37 @@ impl LogSource {
             confirmed.and(sent)
         })
     }
+}
+
+/// Decides how a standby gets what it lacks. `views` are those of the leader's log.
+///
+/// # Errors
+/// A file of the log cannot be read.
+pub(super) fn answer_attach(
+    journal: &Journal,
+    view: View,
+    views: &[ViewStart],
+    attach: &Attach,
+) -> Result<Attached> {
+    let own = LogHistory { views, end: journal.end_frame() };
+    let theirs = LogHistory { views: &attach.views, end: attach.next_frame };
+    let is_same = journal.timeline_id().is_some_and(|id| id[..] == attach.timeline_id[..]);
+    let goes_on = is_same
+        && theirs.is_prefix_of(&own)
+        && journal.catch_up(attach.next_frame).is_possible()?;
+    let (start, snapshot) = match journal.snapshots().newest()? {
+        _ if goes_on => (Start::Place, 0),
+        Some(snapshot) => (Start::Snapshot, snapshot),
+        None => (Start::FirstFrame, 0),
+    };
+    Ok(Attached {
+        view: view.0,
+        timeline_id: journal.timeline_id().unwrap_or_default().to_vec(),
+        views: views.to_vec(),
+        start: start.into(),
+        end_frame: journal.end_frame(),
+        snapshot,
+    })
 }
 
 /// Sends a snapshot file, and waits until the standby has made it its own. Returns the frame that the

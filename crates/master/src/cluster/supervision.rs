@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_election::MemberId;
 
-use super::Cluster;
+use super::{Cluster, MemberSettings};
 use crate::journal::{FollowerStatus, Journal};
 
 /// Time for which changes wait for a member that cannot be taken out of the set; then they fail.
@@ -15,22 +15,19 @@ const STUCK_AFTER: Duration = Duration::from_secs(5);
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// The changes of a leader.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Supervision {
+    rule: Rule,
     /// Since when changes of the set fail.
     failing_since: Option<Moment>,
     not_before: Moment,
 }
 
 impl Supervision {
-    /// Makes the changes of data wait for the members that the lease service names, before the first one
-    /// is acknowledged.
-    ///
-    /// # Errors
-    /// This master does not lead.
-    pub(super) fn begin(cluster: &Cluster, journal: &Journal) -> Result<Self> {
-        journal.require_standbys(&others(cluster, &cluster.elector.required_members()?));
-        Ok(Self::default())
+    pub(super) fn new(settings: &MemberSettings) -> Self {
+        let (own, copies) = (settings.member.clone(), settings.copies);
+        let rule = Rule { own, copies, timeout: settings.timeout };
+        Self { rule, failing_since: None, not_before: Moment::default() }
     }
 
     /// Changes the set if a member has to go or can come.
@@ -40,27 +37,49 @@ impl Supervision {
     pub(super) fn step(&mut self, cluster: &Cluster, journal: &Journal) -> Result<()> {
         let now = SystemClock.now();
         let required = cluster.elector.required_members()?;
+        let Some(members) = self.begin_change(&required, journal, now) else { return Ok(()) };
+        let changed = cluster.elector.change_in_sync(members, now + cluster.settings.ttl / 3);
+        let required = cluster.elector.required_members()?;
+        self.end_change(&required, changed, journal, SystemClock.now());
+        Ok(())
+    }
+
+    /// Returns the members that the lease service is to be asked for, if a member has to go or can come.
+    /// `required` are the members that must have a change of data now.
+    pub(super) fn begin_change(
+        &mut self,
+        required: &BTreeSet<MemberId>,
+        journal: &Journal,
+        now: Moment,
+    ) -> Option<BTreeSet<MemberId>> {
         if !self.not_before.has_passed(now) {
-            return Ok(());
+            return None;
         }
-        let settings = &cluster.settings;
-        let rule =
-            Rule { own: &settings.member, copies: settings.copies, timeout: settings.timeout };
-        let standbys = journal.standbys();
-        let Some(members) = rule.next_members(&required, &standbys, now) else {
+        let Some(members) = self.rule.next_members(required, &journal.standbys(), now) else {
             self.end_failure(journal);
-            return Ok(());
+            return None;
         };
-        tracing::info!(from = %names(&required), to = %names(&members), "the in-sync set changes");
+        tracing::info!(from = %names(required), to = %names(&members), "the in-sync set changes");
         // One that is added must have every change from here on, whatever becomes of the call.
-        journal.require_standbys(&others(cluster, &required.union(&members).cloned().collect()));
-        let changed = cluster.elector.change_in_sync(members, now + settings.ttl / 3);
-        journal.require_standbys(&others(cluster, &cluster.elector.required_members()?));
+        let both = required.union(&members).cloned().collect();
+        journal.require_standbys(&others(&self.rule.own, &both));
+        Some(members)
+    }
+
+    /// Records the outcome of a change. `required` are the members that must have a change of data from
+    /// now on.
+    pub(super) fn end_change(
+        &mut self,
+        required: &BTreeSet<MemberId>,
+        changed: Result<()>,
+        journal: &Journal,
+        now: Moment,
+    ) {
+        journal.require_standbys(&others(&self.rule.own, required));
         match changed {
             Ok(()) => self.end_failure(journal),
-            Err(error) => self.record_failure(journal, &standbys, error),
+            Err(error) => self.record_failure(journal, error, now),
         }
-        Ok(())
     }
 
     fn end_failure(&mut self, journal: &Journal) {
@@ -69,8 +88,7 @@ impl Supervision {
         }
     }
 
-    fn record_failure(&mut self, journal: &Journal, standbys: &[FollowerStatus], error: Error) {
-        let now = SystemClock.now();
+    fn record_failure(&mut self, journal: &Journal, error: Error, now: Moment) {
         self.not_before = now + RETRY_PAUSE;
         let since = *self.failing_since.get_or_insert(now);
         tracing::warn!(%error, "the in-sync set cannot be changed");
@@ -78,6 +96,7 @@ impl Supervision {
             let text = "a standby that must have the change does not confirm it, and the lease service \
                         does not take it out of the in-sync set; whether the change was made is not \
                         known";
+            let standbys = journal.standbys();
             let silent = standbys.iter().filter(|standby| standby.silent_since.is_some());
             let silent: Vec<_> = silent.map(|standby| standby.member.as_str()).collect();
             let stuck = Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS, text)
@@ -90,13 +109,13 @@ impl Supervision {
 
 /// The rule of changes.
 #[derive(Debug)]
-struct Rule<'a> {
-    own: &'a MemberId,
+struct Rule {
+    own: MemberId,
     copies: usize,
     timeout: Duration,
 }
 
-impl Rule<'_> {
+impl Rule {
     /// Returns the members that the set should have; `None` if it is as it should be. Silent members go
     /// first; then a standby that lacks little takes a free place.
     fn next_members(
@@ -112,7 +131,7 @@ impl Rule<'_> {
             standbys.iter().find(|standby| standby.member == member.to_string())
         };
         let stays =
-            |member: &&MemberId| *member == self.own || of(member).is_some_and(|s| !is_silent(s));
+            |member: &&MemberId| **member == self.own || of(member).is_some_and(|s| !is_silent(s));
         let mut members: BTreeSet<MemberId> = present.iter().filter(stays).cloned().collect();
         members.insert(self.own.clone());
         if members == *present {
@@ -129,8 +148,7 @@ impl Rule<'_> {
 }
 
 /// Returns the members without the leader, as the log names them.
-fn others(cluster: &Cluster, members: &BTreeSet<MemberId>) -> BTreeSet<String> {
-    let own = &cluster.settings.member;
+pub(super) fn others(own: &MemberId, members: &BTreeSet<MemberId>) -> BTreeSet<String> {
     members.iter().filter(|member| *member != own).map(ToString::to_string).collect()
 }
 
@@ -169,7 +187,7 @@ mod tests {
 
     #[track_caller]
     fn check(present: &[&str], standbys: &[FollowerStatus], next: Option<&[&str]>) {
-        let rule = Rule { own: &id("a"), copies: 2, timeout: TIMEOUT };
+        let rule = Rule { own: id("a"), copies: 2, timeout: TIMEOUT };
         let set = |names: &[&str]| names.iter().map(|name| id(name)).collect::<BTreeSet<_>>();
         assert_eq!(rule.next_members(&set(present), standbys, at(1000)), next.map(set));
     }

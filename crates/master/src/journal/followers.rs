@@ -87,6 +87,8 @@ pub(crate) struct FollowerStatus {
 /// All members but the leader.
 #[derive(Debug)]
 pub(super) struct Followers {
+    /// Tells for how long a standby is silent.
+    clock: Arc<dyn Clock>,
     table: Mutex<Table>,
     changed: Condvar,
     /// Number of attached standbys, so that a master without any pays nothing.
@@ -123,6 +125,7 @@ struct Follower {
 impl Default for Followers {
     fn default() -> Self {
         Self {
+            clock: SystemClock::shared(),
             table: Mutex::default(),
             changed: Condvar::new(),
             attached: AtomicUsize::new(0),
@@ -133,13 +136,18 @@ impl Default for Followers {
 }
 
 impl Followers {
+    /// Takes the time from another clock than that of the system.
+    pub(super) fn set_clock(&mut self, clock: Arc<dyn Clock>) {
+        self.clock = clock;
+    }
+
     /// Attaches a member in place of an earlier connection of it. `position` is that of the log.
     pub(super) fn attach(&self, standby: &Newcomer<'_>, position: u64) -> FollowerId {
         let table = &mut *self.table.lock();
         table.attachments += 1;
         let id = FollowerId(table.attachments);
         table.shipped = table.shipped.max(position);
-        let now = SystemClock.now();
+        let now = self.clock.now();
         let follower = table.entry(standby.member, now);
         follower.attachment = Some(id);
         follower.level = standby.level;
@@ -155,7 +163,7 @@ impl Followers {
     pub(super) fn detach(&self, id: FollowerId) {
         let table = &mut *self.table.lock();
         if let Some(follower) = table.attached(id) {
-            follower.leave(SystemClock.now());
+            follower.leave(self.clock.now());
         }
         self.publish(table);
     }
@@ -163,7 +171,7 @@ impl Followers {
     /// Makes changes wait for exactly these members, attached or not.
     pub(super) fn require(&self, members: &BTreeSet<String>) {
         let table = &mut *self.table.lock();
-        let now = SystemClock.now();
+        let now = self.clock.now();
         for member in members {
             table.entry(member, now);
         }
@@ -178,7 +186,7 @@ impl Followers {
         let table = &mut *self.table.lock();
         let shipped = table.shipped;
         let Some(follower) = table.attached(id) else { return };
-        follower.heard = SystemClock.now();
+        follower.heard = self.clock.now();
         follower.confirmed = follower.confirmed.max(position);
         follower.next_frame = follower.next_frame.max(next_frame);
         let owes = follower.confirmed < shipped;
@@ -198,7 +206,7 @@ impl Followers {
         }
         table.shipped = position;
         let shipment = Shipment { frames: frames.into(), position };
-        let now = SystemClock.now();
+        let now = self.clock.now();
         for follower in &mut table.followers {
             follower.push(&shipment, now);
         }

@@ -1,12 +1,12 @@
 //! The log for its standbys: frames from the files up to the present, then each frame as it is
 //! written.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use mooncake_base::{Error, ErrorCode, Result};
+use mooncake_base::{Clock, Error, ErrorCode, Result};
 
 use super::{
-    Directory, Journal,
+    Directory, Journal, RecoveredJournal,
     directory::file_name,
     followers::{FollowerId, FollowerStatus, Newcomer, NextShipment},
     frame::Kind,
@@ -36,6 +36,13 @@ pub(crate) struct MissedFrames {
     /// The connection of the standby and the position behind the frames, if these are the last ones
     /// before those of [`Journal::next_shipment`].
     pub(crate) attached: Option<(FollowerId, u64)>,
+}
+
+impl RecoveredJournal {
+    /// Takes the time for which standbys are silent from a clock.
+    pub(crate) fn set_clock(&mut self, clock: Arc<dyn Clock>) {
+        self.journal.followers.set_clock(clock);
+    }
 }
 
 impl Journal {

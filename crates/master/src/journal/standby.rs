@@ -266,7 +266,7 @@ impl StandbyLog {
         self.compact().map(Some)
     }
 
-    pub(super) fn compact(&mut self) -> Result<Compaction> {
+    pub(crate) fn compact(&mut self) -> Result<Compaction> {
         if let Some(point) = self.sync_point() {
             point.sync()?;
             self.end_sync(&point);

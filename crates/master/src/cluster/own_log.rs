@@ -1,0 +1,96 @@
+//! The log of a member when it starts to follow, and when it begins to lead.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use mooncake_base::{Clock, Result, SegmentId};
+use mooncake_election::View;
+use mooncake_proto::standby::ViewStart;
+
+use super::member::Membership;
+use crate::journal::{Directory, LogSync, RecoveredJournal, StandbyLog};
+
+/// The beginning of a leadership.
+#[derive(Debug)]
+pub(super) struct NewTerm {
+    pub(super) view: View,
+    /// The members, the leader excluded, that must have a change before it is acknowledged.
+    pub(super) required: BTreeSet<String>,
+    /// Others had changes that this member lacks.
+    pub(super) overrules_others: bool,
+    /// The clock by which standbys are silent.
+    pub(super) clock: Arc<dyn Clock>,
+}
+
+/// Opens the log to follow. Records it if the log may lack changes that this member has confirmed.
+///
+/// # Errors
+/// The log is damaged, or cannot be read or written.
+pub(super) fn open(
+    directory: Arc<Directory>,
+    sync: LogSync,
+    membership: &mut Membership,
+) -> Result<StandbyLog> {
+    let log = StandbyLog::open(directory, sync)?;
+    let is_lost = log.is_empty() && !membership.views().is_empty();
+    if membership.is_complete() && (log.may_lack_end() || is_lost) {
+        tracing::warn!(
+            "the log may lack changes that this member has confirmed, because its machine went \
+             down; it does not lead while the in-sync set names others, until it has followed one"
+        );
+        membership.set_complete(false)?;
+    }
+    Ok(log)
+}
+
+/// Ends following, and begins the log of a leader. Changes wait for the required members from the first
+/// one on.
+///
+/// # Errors
+/// A file cannot be written.
+pub(super) fn lead(
+    mut log: StandbyLog,
+    membership: &mut Membership,
+    term: NewTerm,
+) -> Result<RecoveredJournal> {
+    if term.overrules_others {
+        tracing::error!(
+            "this master leads by --force_leader although others had changes that it lacks: memory \
+             may have been used for other objects since, so that it forgets all objects"
+        );
+        log.begin_anew(SegmentId::random().to_bytes())?;
+    }
+    membership.lead(ViewStart { view: term.view.0, first_frame: log.place().1 })?;
+    let mut recovered = log.lead(membership.is_complete())?;
+    membership.set_complete(true)?;
+    recovered.set_clock(term.clock);
+    recovered.journal.require_standbys(&term.required);
+    Ok(recovered)
+}
+
+#[cfg(test)]
+mod tests {
+    use mooncake_base::SystemClock;
+
+    use super::*;
+    use crate::journal::SimulatedDisk;
+
+    #[test]
+    fn first_change_of_a_leader_waits_for_the_set() {
+        for required in [BTreeSet::new(), BTreeSet::from(["b".to_owned()])] {
+            let directory = Arc::new(Directory::on(Arc::new(SimulatedDisk::default())));
+            let mut membership = Membership::open(Arc::clone(&directory)).unwrap();
+            let log = open(directory, LogSync::Never, &mut membership).unwrap();
+            let is_alone = required.is_empty();
+            let clock = SystemClock::shared();
+            let term = NewTerm { view: View(1), required, overrules_others: false, clock };
+            let journal = lead(log, &mut membership, term).unwrap().journal;
+            let position = journal.append(|into| {
+                into.push(0);
+                1
+            });
+            journal.write_only();
+            assert_eq!(journal.is_durable(position), is_alone);
+            assert_eq!(membership.views(), [ViewStart { view: 1, first_frame: 1 }]);
+        }
+    }
+}
