@@ -17,11 +17,13 @@ use crate::state::{
     catalog::tenant::TenantQuota,
     ids::SegmentSlot,
     inventory::{
+        clear,
         clients::ExpiredClient,
-        memory_use::MemoryUse,
+        memory_use::{self, MemoryUse},
+        quota,
         read::{self, FenceTicket, LocateOptions, Located, LocatedObject, Probed},
-        recovery::RecoveryScope,
-        removal::RemovalTerms,
+        recovery::{self, RecoveryScope},
+        removal::{self, RemovalTerms},
     },
     pool::{
         request::SegmentFilter,
@@ -47,7 +49,7 @@ impl State {
         key: &[u8],
         segment: &str,
     ) -> bool {
-        self.inventory.clear_copies(now, tenant, key, segment)
+        clear::clear_copies(&mut self.inventory, now, tenant, key, segment)
     }
 
     /// Releases a fence that was granted to one reader only: if the memory was freed meanwhile, its
@@ -106,7 +108,7 @@ impl State {
         from: u32,
         visit: &mut dyn FnMut(&[u8], u64),
     ) -> Option<u32> {
-        self.inventory.walk(tenant, from, visit)
+        removal::walk(&self.inventory, tenant, from, visit)
     }
 
     /// Returns the object of a key with its copies, leases, pins and unfinished puts. Grants no
@@ -120,7 +122,7 @@ impl State {
 
     /// Returns the bytes of the segments that accept objects, by the reason that holds them.
     pub fn memory_use(&self, now: Moment) -> MemoryUse {
-        self.inventory.memory_use(now, SegmentFilter::All).0
+        memory_use::memory_use(&self.inventory, now, SegmentFilter::All).0
     }
 
     /// Sets the quota of a tenant in bytes.
@@ -129,7 +131,7 @@ impl State {
     /// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy. `INVALID_PARAMS`: an invalid name, or a
     /// quota outside 1 to 2^63 - 1.
     pub fn set_quota(&mut self, tenant: &TenantId, bytes: u64) -> Result<()> {
-        self.inventory.set_quota(tenant, bytes)
+        quota::set_quota(&mut self.inventory, tenant, bytes)
     }
 
     /// Removes the quota of a tenant, and with it the right to write.
@@ -138,7 +140,7 @@ impl State {
     /// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy, `OBJECT_NOT_FOUND` if it has none,
     /// `TENANT_NOT_EMPTY` while it has objects or unfinished puts.
     pub fn remove_quota(&mut self, tenant: &TenantId) -> Result<()> {
-        self.inventory.remove_quota(tenant)
+        quota::remove_quota(&mut self.inventory, tenant)
     }
 
     /// Returns the quota of a tenant.
@@ -228,13 +230,13 @@ impl State {
     /// Returns the deadline of the call's wait for owners that have not come back; `None` if it
     /// need not wait.
     pub fn recovery_wait(&self, now: Moment, awaited: &RecoveryScope<'_>) -> Option<Moment> {
-        self.inventory.recovery_wait(now, awaited)
+        recovery::recovery_wait(&self.inventory, now, awaited)
     }
 
     /// Returns whether calls may have to wait: segments are unclaimed, the recovered state is in
     /// doubt, or clients hung up during a pause of the master.
     pub fn is_recovering(&self, now: Moment) -> bool {
-        self.inventory.is_recovering(now)
+        recovery::is_recovering(&self.inventory, now)
     }
 
     /// Drops all segments that came from the log, with their objects, since the log is older than
@@ -384,7 +386,7 @@ impl State {
         keys: &[K],
         has_lease: bool,
     ) -> Vec<Probed> {
-        self.inventory.probe_all(now, tenant, keys, has_lease)
+        read::probe_all(&mut self.inventory, now, tenant, keys, has_lease)
     }
 
     /// Tells the state that effects up to this position survive a restart of the master.

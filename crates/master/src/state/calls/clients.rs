@@ -16,7 +16,7 @@ use crate::state::{
     inventory::{
         Inventory,
         clients::{CLIENTS_MAX, Client, ExpiredClient},
-        recovery::AwaitedOwner,
+        recovery::{AwaitedOwner, awaited_owner},
     },
     pool::host::host_of,
     timer::Timer,
@@ -110,7 +110,7 @@ impl ClientCalls<'_> {
         tenant: &TenantId,
         keys: &[&[u8]],
     ) -> Option<AwaitedOwner> {
-        self.inventory.awaited_owner(now, tenant, keys)
+        awaited_owner(self.inventory, now, tenant, keys)
     }
 
     /// Records that a client has come from another master, whose other clients may come as well.

@@ -105,8 +105,8 @@ impl Inventory {
         let (mut steps, mut moving) = (AHEAD_SLICE, Moving::default());
         let mut next = now;
         while steps > 0 && self.log.counters.evicted_bytes + moving.bytes < goal {
-            let is_any = self.evict_next(now, EvictionPass::Plain, &mut moving, &mut steps)
-                || self.evict_next(now, EvictionPass::Soft, &mut moving, &mut steps);
+            let is_any = evict_next(self, now, EvictionPass::Plain, &mut moving, &mut steps)
+                || evict_next(self, now, EvictionPass::Soft, &mut moving, &mut steps);
             if !is_any {
                 next = now + AHEAD_RETRY;
                 break;
@@ -121,36 +121,36 @@ impl Inventory {
         }
         Some(next)
     }
+}
 
-    /// Takes the next object of an order and evicts it if that is allowed. Returns whether there
-    /// was one. Subtracts the objects that it examined from `steps`.
-    fn evict_next(
-        &mut self,
-        now: Moment,
-        pass: EvictionPass,
-        moving: &mut Moving,
-        steps: &mut usize,
-    ) -> bool {
-        *steps = steps.saturating_sub(1);
-        if self.evict_condemned(now) {
-            return true;
-        }
-        let Some(object) = self.catalog.pop(pass) else { return false };
-        match self.classify(now, object, pass, None, steps) {
-            Verdict::Move => {
-                moves::move_group_down(self, now, object);
-                moving.bytes += self.catalog.objects.at(object).bytes();
-                moving.objects.push(object);
-            }
-            Verdict::Evict => {
-                self.evict_group(now, object);
-            }
-            Verdict::Wait(until) => self.catalog.park(object, until),
-            Verdict::Demote => self.catalog.demote(object),
-            Verdict::Skip | Verdict::Unfinished => self.catalog.put_back(object),
-        }
-        true
+/// Takes the next object of an order and evicts it if that is allowed. Returns whether there
+/// was one. Subtracts the objects that it examined from `steps`.
+fn evict_next(
+    inventory: &mut Inventory,
+    now: Moment,
+    pass: EvictionPass,
+    moving: &mut Moving,
+    steps: &mut usize,
+) -> bool {
+    *steps = steps.saturating_sub(1);
+    if inventory.evict_condemned(now) {
+        return true;
     }
+    let Some(object) = inventory.catalog.pop(pass) else { return false };
+    match inventory.classify(now, object, pass, None, steps) {
+        Verdict::Move => {
+            moves::move_group_down(inventory, now, object);
+            moving.bytes += inventory.catalog.objects.at(object).bytes();
+            moving.objects.push(object);
+        }
+        Verdict::Evict => {
+            inventory.evict_group(now, object);
+        }
+        Verdict::Wait(until) => inventory.catalog.park(object, until),
+        Verdict::Demote => inventory.catalog.demote(object),
+        Verdict::Skip | Verdict::Unfinished => inventory.catalog.put_back(object),
+    }
+    true
 }
 
 /// Returns how many bytes are to be evicted ahead of need, if eviction has begun or should begin.

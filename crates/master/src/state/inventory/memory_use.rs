@@ -83,86 +83,88 @@ impl HeldBytes {
     }
 }
 
-impl Inventory {
-    /// Returns the bytes of the segments that accept objects, by the reason that holds them. The
-    /// bytes of objects are extrapolated from the first ones. Returns the number of segments and
-    /// objects looked at, too.
-    pub(in crate::state) fn memory_use(
-        &self,
-        now: Moment,
-        filter: SegmentFilter<'_>,
-    ) -> (MemoryUse, u64) {
-        let mut steps = 0;
-        let (mut found, mut rest) = (MemoryUse::default(), 0);
-        for slot in admitted(self, filter) {
-            let segment = self.pool.segments.at(slot);
-            let reserved = segment.reserved();
-            steps += 1;
-            found.free += segment.free();
-            found.fenced += reserved.fenced;
-            found.writing += reserved.writing;
-            found.hard_pinned += reserved.hard_pinned;
-            found.awaiting_sync += reserved.withheld;
-            rest += segment.reclaimable() - segment.free().min(segment.reclaimable());
-        }
-        let scanned = self.catalog.objects.slot_count().min(SCAN_MAX);
-        let held = self.held_bytes(now, filter).scaled(rest);
-        let total = MemoryUse {
-            leased: held.leased,
-            soft_pinned: held.soft_pinned,
-            evictable: held.evictable,
-            ..found
-        };
-        (total, steps + u64::from(scanned))
+/// Returns the bytes of the segments that accept objects, by the reason that holds them. The
+/// bytes of objects are extrapolated from the first ones. Returns the number of segments and
+/// objects looked at, too.
+pub(in crate::state) fn memory_use(
+    inventory: &Inventory,
+    now: Moment,
+    filter: SegmentFilter<'_>,
+) -> (MemoryUse, u64) {
+    let mut steps = 0;
+    let (mut found, mut rest) = (MemoryUse::default(), 0);
+    for slot in admitted(inventory, filter) {
+        let segment = inventory.pool.segments.at(slot);
+        let reserved = segment.reserved();
+        steps += 1;
+        found.free += segment.free();
+        found.fenced += reserved.fenced;
+        found.writing += reserved.writing;
+        found.hard_pinned += reserved.hard_pinned;
+        found.awaiting_sync += reserved.withheld;
+        rest += segment.reclaimable() - segment.free().min(segment.reclaimable());
     }
+    let scanned = inventory.catalog.objects.slot_count().min(SCAN_MAX);
+    let held = held_bytes(inventory, now, filter).scaled(rest);
+    let total = MemoryUse {
+        leased: held.leased,
+        soft_pinned: held.soft_pinned,
+        evictable: held.evictable,
+        ..found
+    };
+    (total, steps + u64::from(scanned))
+}
 
-    /// Sums up the scanned objects by the reason that keeps them.
-    fn held_bytes(&self, now: Moment, filter: SegmentFilter<'_>) -> HeldBytes {
-        let mut held = HeldBytes::default();
-        let mut groups: FxHashMap<GroupIndex, Blocker> = FxHashMap::default();
-        let mut members_left = SCAN_MAX as usize;
-        for slot in ObjectSlot::range(0, self.catalog.objects.slot_count().min(SCAN_MAX)) {
-            let Some(object) = self.catalog.objects.get(slot) else { continue };
-            if !object.is_complete() || object.flags.has(Flags::HARD_PINNED) {
-                continue;
-            }
-            let bytes = bytes_in(self, slot, filter);
-            if bytes == 0 {
-                continue;
-            }
-            let blocker = match self.catalog.groups.index(slot) {
-                None => self.blocker(now, &[slot]),
-                Some(group) => *groups.entry(group).or_insert_with(|| {
-                    let known = self.catalog.groups.blocker(slot);
-                    let known = known.map(|member| self.blocker(now, &[member]));
-                    if let Some(blocker) = known.filter(|&known| known != Blocker::None) {
-                        return blocker;
-                    }
-                    let members = self.catalog.groups.members(slot);
-                    let examined = &members[..members.len().min(members_left)];
-                    members_left -= examined.len();
-                    self.blocker(now, examined)
-                }),
-            };
-            held.add(blocker, bytes);
+/// Sums up the scanned objects by the reason that keeps them.
+fn held_bytes(inventory: &Inventory, now: Moment, filter: SegmentFilter<'_>) -> HeldBytes {
+    let mut held = HeldBytes::default();
+    let mut groups: FxHashMap<GroupIndex, Blocker> = FxHashMap::default();
+    let mut members_left = SCAN_MAX as usize;
+    for slot in ObjectSlot::range(0, inventory.catalog.objects.slot_count().min(SCAN_MAX)) {
+        let Some(object) = inventory.catalog.objects.get(slot) else { continue };
+        if !object.is_complete() || object.flags.has(Flags::HARD_PINNED) {
+            continue;
         }
-        held
-    }
-
-    /// Returns the reason that keeps these objects from eviction, one of them at least.
-    pub(in crate::state) fn blocker(&self, now: Moment, group: &[ObjectSlot]) -> Blocker {
-        let is_leased = |&member: &ObjectSlot| {
-            matches!(moves::memory_hold(self, now, member), MemoryHold::Until(_))
+        let bytes = bytes_in(inventory, slot, filter);
+        if bytes == 0 {
+            continue;
+        }
+        let blocker = match inventory.catalog.groups.index(slot) {
+            None => blocker(inventory, now, &[slot]),
+            Some(group) => *groups.entry(group).or_insert_with(|| {
+                let known = inventory.catalog.groups.blocker(slot);
+                let known = known.map(|member| blocker(inventory, now, &[member]));
+                if let Some(blocker) = known.filter(|&known| known != Blocker::None) {
+                    return blocker;
+                }
+                let members = inventory.catalog.groups.members(slot);
+                let examined = &members[..members.len().min(members_left)];
+                members_left -= examined.len();
+                blocker(inventory, now, examined)
+            }),
         };
-        let is_soft =
-            |&member: &ObjectSlot| self.catalog.objects.at(member).flags.has(Flags::SOFT_PINNED);
-        if group.iter().any(is_leased) {
-            Blocker::Leased
-        } else if !self.rules.is_soft_pin_evictable && group.iter().any(is_soft) {
-            Blocker::SoftPinned
-        } else {
-            Blocker::None
-        }
+        held.add(blocker, bytes);
+    }
+    held
+}
+
+/// Returns the reason that keeps these objects from eviction, one of them at least.
+pub(in crate::state) fn blocker(
+    inventory: &Inventory,
+    now: Moment,
+    group: &[ObjectSlot],
+) -> Blocker {
+    let is_leased = |&member: &ObjectSlot| {
+        matches!(moves::memory_hold(inventory, now, member), MemoryHold::Until(_))
+    };
+    let is_soft =
+        |&member: &ObjectSlot| inventory.catalog.objects.at(member).flags.has(Flags::SOFT_PINNED);
+    if group.iter().any(is_leased) {
+        Blocker::Leased
+    } else if !inventory.rules.is_soft_pin_evictable && group.iter().any(is_soft) {
+        Blocker::SoftPinned
+    } else {
+        Blocker::None
     }
 }
 

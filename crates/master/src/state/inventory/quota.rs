@@ -27,53 +27,6 @@ pub(in crate::state) enum QuotaVerdict {
 }
 
 impl Inventory {
-    /// Sets the quota of a tenant in bytes.
-    ///
-    /// # Errors
-    /// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy. `INVALID_PARAMS`: an invalid name, or a
-    /// quota outside 1 to 2^63 - 1.
-    pub(in crate::state) fn set_quota(&mut self, tenant: &TenantId, bytes: u64) -> Result<()> {
-        self.catalog.tenants.check_quotas()?;
-        let name = tenant.as_str();
-        if name.starts_with('_') || name.contains(|c: char| c.is_control()) {
-            let why = "the name of a tenant neither begins with '_' nor has control characters";
-            return Err(Error::invalid(why).with("tenant", name));
-        }
-        if !(1..=QUOTA_MAX).contains(&bytes) {
-            let why = "Tenant quota must be in [1, 2^63 - 1] bytes";
-            return Err(Error::invalid(why));
-        }
-        let number = self.catalog.objects.intern_tenant(tenant)?;
-        self.catalog.tenants.numbers.insert(tenant.clone(), number);
-        let before = std::mem::replace(&mut self.catalog.tenants.usage(number).quota, bytes);
-        self.catalog.tenants.requested += u128::from(bytes);
-        self.catalog.tenants.requested -= u128::from(before);
-        self.log.effects.record(|| Effect::Quota { tenant: name, bytes: Some(bytes) });
-        Ok(())
-    }
-
-    /// Removes the quota of a tenant, and with it the right to write.
-    ///
-    /// # Errors
-    /// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy, `OBJECT_NOT_FOUND` if it has none,
-    /// `TENANT_NOT_EMPTY` while it has objects or unfinished puts.
-    pub(in crate::state) fn remove_quota(&mut self, tenant: &TenantId) -> Result<()> {
-        let quota = self.catalog.tenants.quota(tenant, self.pool.segments.mounted_bytes)?;
-        if quota.charged > 0 || quota.on_disk > 0 {
-            let why = "the tenant still owns objects";
-            return Err(Error::new(ErrorCode::TENANT_NOT_EMPTY, why)
-                .with("tenant", tenant)
-                .with("charged", quota.charged)
-                .with("on_disk", quota.on_disk));
-        }
-        if let Some(number) = self.catalog.tenants.numbers.remove(tenant) {
-            let bytes = std::mem::take(&mut self.catalog.tenants.usage(number).quota);
-            self.catalog.tenants.requested -= u128::from(bytes);
-            self.log.effects.record(|| Effect::Quota { tenant: tenant.as_str(), bytes: None });
-        }
-        Ok(())
-    }
-
     /// Returns the bytes that a put adds to the usage: its replicas, less the object that it
     /// replaces (unless other puts of that object are unfinished).
     pub(in crate::state) fn growth(
@@ -105,7 +58,7 @@ impl Inventory {
         let requested = self.catalog.tenants.usage(tenant).quota;
         let limit = self.catalog.tenants.effective(requested, self.pool.segments.mounted_bytes);
         if need <= limit {
-            match self.evict_own(now, tenant, limit - need, spared) {
+            match evict_own(self, now, tenant, limit - need, spared) {
                 QuotaVerdict::Granted => {}
                 later => return Ok(later),
             }
@@ -121,62 +74,113 @@ impl Inventory {
             .with("charged", charged)
             .with("quota", limit))
     }
+}
 
-    /// Evicts objects of the tenant, least recently used first, down to `limit` bytes or as far as
-    /// possible.
-    fn evict_own(
-        &mut self,
-        now: Moment,
-        tenant: TenantIndex,
-        limit: u64,
-        spared: Option<ObjectSlot>,
-    ) -> QuotaVerdict {
-        let mut left = EVICTED_SLICE;
-        let passes = [EvictionPass::Plain, EvictionPass::Soft];
-        let passes = &passes[..1 + usize::from(self.rules.is_soft_pin_evictable)];
-        for &pass in passes {
-            let count = self.catalog.tenants.usage(tenant).order.count();
-            for _ in 0..count.min(PASSED_MAX) {
-                if self.catalog.tenants.usage(tenant).charged <= limit {
-                    return QuotaVerdict::Granted;
+/// Sets the quota of a tenant in bytes.
+///
+/// # Errors
+/// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy. `INVALID_PARAMS`: an invalid name, or a
+/// quota outside 1 to 2^63 - 1.
+pub(in crate::state) fn set_quota(
+    inventory: &mut Inventory,
+    tenant: &TenantId,
+    bytes: u64,
+) -> Result<()> {
+    inventory.catalog.tenants.check_quotas()?;
+    let name = tenant.as_str();
+    if name.starts_with('_') || name.contains(|c: char| c.is_control()) {
+        let why = "the name of a tenant neither begins with '_' nor has control characters";
+        return Err(Error::invalid(why).with("tenant", name));
+    }
+    if !(1..=QUOTA_MAX).contains(&bytes) {
+        let why = "Tenant quota must be in [1, 2^63 - 1] bytes";
+        return Err(Error::invalid(why));
+    }
+    let number = inventory.catalog.objects.intern_tenant(tenant)?;
+    inventory.catalog.tenants.numbers.insert(tenant.clone(), number);
+    let before = std::mem::replace(&mut inventory.catalog.tenants.usage(number).quota, bytes);
+    inventory.catalog.tenants.requested += u128::from(bytes);
+    inventory.catalog.tenants.requested -= u128::from(before);
+    inventory.log.effects.record(|| Effect::Quota { tenant: name, bytes: Some(bytes) });
+    Ok(())
+}
+
+/// Removes the quota of a tenant, and with it the right to write.
+///
+/// # Errors
+/// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy, `OBJECT_NOT_FOUND` if it has none,
+/// `TENANT_NOT_EMPTY` while it has objects or unfinished puts.
+pub(in crate::state) fn remove_quota(inventory: &mut Inventory, tenant: &TenantId) -> Result<()> {
+    let quota = inventory.catalog.tenants.quota(tenant, inventory.pool.segments.mounted_bytes)?;
+    if quota.charged > 0 || quota.on_disk > 0 {
+        let why = "the tenant still owns objects";
+        return Err(Error::new(ErrorCode::TENANT_NOT_EMPTY, why)
+            .with("tenant", tenant)
+            .with("charged", quota.charged)
+            .with("on_disk", quota.on_disk));
+    }
+    if let Some(number) = inventory.catalog.tenants.numbers.remove(tenant) {
+        let bytes = std::mem::take(&mut inventory.catalog.tenants.usage(number).quota);
+        inventory.catalog.tenants.requested -= u128::from(bytes);
+        inventory.log.effects.record(|| Effect::Quota { tenant: tenant.as_str(), bytes: None });
+    }
+    Ok(())
+}
+
+/// Evicts objects of the tenant, least recently used first, down to `limit` bytes or as far as
+/// possible.
+fn evict_own(
+    inventory: &mut Inventory,
+    now: Moment,
+    tenant: TenantIndex,
+    limit: u64,
+    spared: Option<ObjectSlot>,
+) -> QuotaVerdict {
+    let mut left = EVICTED_SLICE;
+    let passes = [EvictionPass::Plain, EvictionPass::Soft];
+    let passes = &passes[..1 + usize::from(inventory.rules.is_soft_pin_evictable)];
+    for &pass in passes {
+        let count = inventory.catalog.tenants.usage(tenant).order.count();
+        for _ in 0..count.min(PASSED_MAX) {
+            if inventory.catalog.tenants.usage(tenant).charged <= limit {
+                return QuotaVerdict::Granted;
+            }
+            while let Some(object) = inventory.catalog.tenants.usage(tenant).order.first() {
+                if left == 0 {
+                    return QuotaVerdict::Later;
                 }
-                while let Some(object) = self.catalog.tenants.usage(tenant).order.first() {
-                    if left == 0 {
-                        return QuotaVerdict::Later;
+                // A skipped object goes to the end, so that the next put examines others.
+                let verdict = inventory.classify(now, object, pass, spared, &mut left);
+                match verdict {
+                    Verdict::Unfinished => return QuotaVerdict::Later,
+                    Verdict::Move => {
+                        let wanted = inventory.catalog.tenants.usage(tenant).charged - limit;
+                        return QuotaVerdict::Disks(move_own(inventory, now, tenant, wanted));
                     }
-                    // A skipped object goes to the end, so that the next put examines others.
-                    let verdict = self.classify(now, object, pass, spared, &mut left);
-                    match verdict {
-                        Verdict::Unfinished => return QuotaVerdict::Later,
-                        Verdict::Move => {
-                            let wanted = self.catalog.tenants.usage(tenant).charged - limit;
-                            return QuotaVerdict::Disks(move_own(self, now, tenant, wanted));
-                        }
-                        _ => {}
+                    _ => {}
+                }
+                if !matches!(verdict, Verdict::Evict) {
+                    if inventory
+                        .catalog
+                        .objects
+                        .get(object)
+                        .is_some_and(|object| object.is_complete())
+                    {
+                        inventory.catalog.tenants.touch_object(tenant, object);
                     }
-                    if !matches!(verdict, Verdict::Evict) {
-                        if self
-                            .catalog
-                            .objects
-                            .get(object)
-                            .is_some_and(|object| object.is_complete())
-                        {
-                            self.catalog.tenants.touch_object(tenant, object);
-                        }
-                        break;
-                    }
-                    let before = self.catalog.tenants.usage(tenant).charged;
-                    left = left.saturating_sub(self.evict_group(now, object));
-                    let used = self.catalog.tenants.usage(tenant);
-                    used.evicted_bytes += before - used.charged;
-                    if used.charged <= limit {
-                        return QuotaVerdict::Granted;
-                    }
+                    break;
+                }
+                let before = inventory.catalog.tenants.usage(tenant).charged;
+                left = left.saturating_sub(inventory.evict_group(now, object));
+                let used = inventory.catalog.tenants.usage(tenant);
+                used.evicted_bytes += before - used.charged;
+                if used.charged <= limit {
+                    return QuotaVerdict::Granted;
                 }
             }
         }
-        QuotaVerdict::Granted
     }
+    QuotaVerdict::Granted
 }
 
 /// Lets objects of the tenant move down that are evicted next. Returns the progress of the disks

@@ -138,51 +138,7 @@ impl Inventory {
         self.catalog.queue.begin_batch(now);
         let tenant = self.catalog.objects.tenant_index(tenant);
         let hash = tenant.map_or(KeyHash::new(0), |tenant| self.catalog.objects.hash(tenant, key));
-        self.probe_one(now, tenant, hash, key, has_lease)
-    }
-
-    /// Probes several keys like [`probe`](Self::probe): one result per key, in order.
-    pub(in crate::state) fn probe_all<K: AsRef<[u8]>>(
-        &mut self,
-        now: Moment,
-        tenant: &TenantId,
-        keys: &[K],
-        has_lease: bool,
-    ) -> Vec<Probed> {
-        self.catalog.queue.begin_batch(now);
-        let tenant = self.catalog.objects.tenant_index(tenant);
-        let hashes = self.catalog.objects.prefetch_hashes(tenant, keys.iter().map(AsRef::as_ref));
-        keys.iter()
-            .zip(hashes)
-            .map(|(key, hash)| self.probe_one(now, tenant, hash, key.as_ref(), has_lease))
-            .collect()
-    }
-
-    fn probe_one(
-        &mut self,
-        now: Moment,
-        tenant: Option<TenantIndex>,
-        hash: KeyHash,
-        key: &[u8],
-        has_lease: bool,
-    ) -> Probed {
-        let found = tenant.and_then(|tenant| self.find_hashed(now, hash, tenant, key));
-        let Some(slot) = found else {
-            return Probed { state: ObjectState::Absent, length: 0 };
-        };
-        let object = self.catalog.objects.at(slot);
-        let (length, is_written) = (object.length, object.newest_write != NO_WRITE);
-        let is_hidden = self.is_unclaimed(slot) || self.is_unreachable(slot);
-        if !object.is_complete() || (is_written && is_hidden) {
-            return Probed { state: ObjectState::Writing, length: 0 };
-        }
-        if is_hidden {
-            return Probed { state: ObjectState::Absent, length: 0 };
-        }
-        if has_lease {
-            self.extend_lease(now, slot);
-        }
-        Probed { state: ObjectState::Complete, length }
+        probe_one(self, now, tenant, hash, key, has_lease)
     }
 
     /// Finds an object with a readable replica.
@@ -278,6 +234,50 @@ impl Inventory {
         let object = self.catalog.objects.at(slot);
         object.is_complete() && !self.is_unclaimed(slot) && !has_readable_copy(self, slot)
     }
+}
+
+/// Probes several keys like [`probe`](Self::probe): one result per key, in order.
+pub(in crate::state) fn probe_all<K: AsRef<[u8]>>(
+    inventory: &mut Inventory,
+    now: Moment,
+    tenant: &TenantId,
+    keys: &[K],
+    has_lease: bool,
+) -> Vec<Probed> {
+    inventory.catalog.queue.begin_batch(now);
+    let tenant = inventory.catalog.objects.tenant_index(tenant);
+    let hashes = inventory.catalog.objects.prefetch_hashes(tenant, keys.iter().map(AsRef::as_ref));
+    keys.iter()
+        .zip(hashes)
+        .map(|(key, hash)| probe_one(inventory, now, tenant, hash, key.as_ref(), has_lease))
+        .collect()
+}
+
+fn probe_one(
+    inventory: &mut Inventory,
+    now: Moment,
+    tenant: Option<TenantIndex>,
+    hash: KeyHash,
+    key: &[u8],
+    has_lease: bool,
+) -> Probed {
+    let found = tenant.and_then(|tenant| inventory.find_hashed(now, hash, tenant, key));
+    let Some(slot) = found else {
+        return Probed { state: ObjectState::Absent, length: 0 };
+    };
+    let object = inventory.catalog.objects.at(slot);
+    let (length, is_written) = (object.length, object.newest_write != NO_WRITE);
+    let is_hidden = inventory.is_unclaimed(slot) || inventory.is_unreachable(slot);
+    if !object.is_complete() || (is_written && is_hidden) {
+        return Probed { state: ObjectState::Writing, length: 0 };
+    }
+    if is_hidden {
+        return Probed { state: ObjectState::Absent, length: 0 };
+    }
+    if has_lease {
+        inventory.extend_lease(now, slot);
+    }
+    Probed { state: ObjectState::Complete, length }
 }
 
 /// Returns the length of a fence under which so many bytes can be read, as far as a restart of the

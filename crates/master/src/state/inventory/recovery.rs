@@ -109,79 +109,6 @@ pub struct AwaitedOwner {
 }
 
 impl Inventory {
-    /// Returns the first of the keys for whose owner a call waits; `None` if it need not wait.
-    pub(in crate::state) fn awaited_owner(
-        &self,
-        now: Moment,
-        tenant: &TenantId,
-        keys: &[&[u8]],
-    ) -> Option<AwaitedOwner> {
-        let restart_wait = self.restart_grace(now);
-        let doubt = restart_wait.filter(|_| self.recovery.is_doubtful);
-        let pause_wait = self.pause_grace(now);
-        if restart_wait.is_none() && pause_wait.is_none() {
-            return None;
-        }
-        let objects = &self.catalog.objects;
-        let tenant = objects.tenant_index(tenant)?;
-        keys.iter().enumerate().find_map(|(key, name)| {
-            let slot = objects.find(tenant, name)?;
-            let restart_wait = restart_wait.filter(|_| self.is_unclaimed(slot));
-            let pause_wait = pause_wait.filter(|_| self.is_unreachable(slot));
-            let until = restart_wait.or(doubt).or(pause_wait)?;
-            let copies = objects.at(slot).replicas.iter();
-            let missing = copies
-                .map(|copy| self.pool.segments.at(copy.segment))
-                .find(|segment| segment.is_mounted() && !segment.is_readable());
-            Some(AwaitedOwner { key, client: missing.map(|segment| segment.client), until })
-        })
-    }
-
-    /// Returns until when calls may wait for owners after a restart.
-    fn restart_grace(&self, now: Moment) -> Option<Moment> {
-        let is_over = self.recovery.segments == 0 && !self.recovery.is_doubtful;
-        (!is_over && !self.recovery.grace.has_passed(now)).then_some(self.recovery.grace)
-    }
-
-    /// Returns the deadline of the call's wait for owners that have not come back; `None` if it
-    /// need not wait.
-    pub(in crate::state) fn recovery_wait(
-        &self,
-        now: Moment,
-        awaited: &RecoveryScope<'_>,
-    ) -> Option<Moment> {
-        let has_no_room = || self.pool.segments.open().is_empty();
-        match awaited {
-            RecoveryScope::Keys(tenant, keys) => {
-                self.awaited_owner(now, tenant, keys).map(|owner| owner.until)
-            }
-            // Lists show the objects of suspect clients, too.
-            RecoveryScope::All => self.restart_grace(now),
-            RecoveryScope::Space => self
-                .restart_grace(now)
-                .filter(|_| has_no_room())
-                .or_else(|| self.pause_grace(now).filter(|_| has_no_room()))
-                .or_else(|| self.recovery.return_wait(now, &self.pool)),
-        }
-    }
-
-    /// Returns until when calls may wait for suspect clients; `None` if there are none, or if the
-    /// master made no pause.
-    fn pause_grace(&self, now: Moment) -> Option<Moment> {
-        let until = self.recovery.pause_grace.filter(|until| !until.has_passed(now))?;
-        self.clients.has_suspects().then_some(until)
-    }
-
-    /// Returns whether calls may have to wait: segments are unclaimed, the recovered state is in
-    /// doubt, clients hung up during a pause of the master, or have come from another one.
-    pub(in crate::state) fn is_recovering(&self, now: Moment) -> bool {
-        let is_doubted = self.recovery.is_doubtful && !self.recovery.grace.has_passed(now);
-        self.recovery.segments > 0
-            || is_doubted
-            || self.pause_grace(now).is_some()
-            || self.recovery.return_wait(now, &self.pool).is_some()
-    }
-
     /// Returns the number of unclaimed segments.
     pub(in crate::state) fn unclaimed_segments(&self) -> u64 {
         self.recovery.segments
@@ -203,4 +130,76 @@ impl Inventory {
             .peekable();
         mounted.peek().is_some() && mounted.all(|is_unclaimed| is_unclaimed)
     }
+}
+
+/// Returns the first of the keys for whose owner a call waits; `None` if it need not wait.
+pub(in crate::state) fn awaited_owner(
+    inventory: &Inventory,
+    now: Moment,
+    tenant: &TenantId,
+    keys: &[&[u8]],
+) -> Option<AwaitedOwner> {
+    let restart_wait = restart_grace(inventory, now);
+    let doubt = restart_wait.filter(|_| inventory.recovery.is_doubtful);
+    let pause_wait = pause_grace(inventory, now);
+    if restart_wait.is_none() && pause_wait.is_none() {
+        return None;
+    }
+    let objects = &inventory.catalog.objects;
+    let tenant = objects.tenant_index(tenant)?;
+    keys.iter().enumerate().find_map(|(key, name)| {
+        let slot = objects.find(tenant, name)?;
+        let restart_wait = restart_wait.filter(|_| inventory.is_unclaimed(slot));
+        let pause_wait = pause_wait.filter(|_| inventory.is_unreachable(slot));
+        let until = restart_wait.or(doubt).or(pause_wait)?;
+        let copies = objects.at(slot).replicas.iter();
+        let missing = copies
+            .map(|copy| inventory.pool.segments.at(copy.segment))
+            .find(|segment| segment.is_mounted() && !segment.is_readable());
+        Some(AwaitedOwner { key, client: missing.map(|segment| segment.client), until })
+    })
+}
+
+/// Returns until when calls may wait for owners after a restart.
+fn restart_grace(inventory: &Inventory, now: Moment) -> Option<Moment> {
+    let is_over = inventory.recovery.segments == 0 && !inventory.recovery.is_doubtful;
+    (!is_over && !inventory.recovery.grace.has_passed(now)).then_some(inventory.recovery.grace)
+}
+
+/// Returns the deadline of the call's wait for owners that have not come back; `None` if it
+/// need not wait.
+pub(in crate::state) fn recovery_wait(
+    inventory: &Inventory,
+    now: Moment,
+    awaited: &RecoveryScope<'_>,
+) -> Option<Moment> {
+    let has_no_room = || inventory.pool.segments.open().is_empty();
+    match awaited {
+        RecoveryScope::Keys(tenant, keys) => {
+            awaited_owner(inventory, now, tenant, keys).map(|owner| owner.until)
+        }
+        // Lists show the objects of suspect clients, too.
+        RecoveryScope::All => restart_grace(inventory, now),
+        RecoveryScope::Space => restart_grace(inventory, now)
+            .filter(|_| has_no_room())
+            .or_else(|| pause_grace(inventory, now).filter(|_| has_no_room()))
+            .or_else(|| inventory.recovery.return_wait(now, &inventory.pool)),
+    }
+}
+
+/// Returns until when calls may wait for suspect clients; `None` if there are none, or if the
+/// master made no pause.
+fn pause_grace(inventory: &Inventory, now: Moment) -> Option<Moment> {
+    let until = inventory.recovery.pause_grace.filter(|until| !until.has_passed(now))?;
+    inventory.clients.has_suspects().then_some(until)
+}
+
+/// Returns whether calls may have to wait: segments are unclaimed, the recovered state is in
+/// doubt, clients hung up during a pause of the master, or have come from another one.
+pub(in crate::state) fn is_recovering(inventory: &Inventory, now: Moment) -> bool {
+    let is_doubted = inventory.recovery.is_doubtful && !inventory.recovery.grace.has_passed(now);
+    inventory.recovery.segments > 0
+        || is_doubted
+        || pause_grace(inventory, now).is_some()
+        || inventory.recovery.return_wait(now, &inventory.pool).is_some()
 }

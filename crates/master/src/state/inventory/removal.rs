@@ -99,35 +99,35 @@ impl Inventory {
         Ok(())
     }
 
-    /// Visits one slice of the complete objects of a tenant, in no order. Returns the next
-    /// position, if there is more. Grants no lease.
-    pub(in crate::state) fn walk(
-        &self,
-        tenant: &TenantId,
-        from: u32,
-        visit: &mut dyn FnMut(&[u8], u64),
-    ) -> Option<u32> {
-        let tenant = self.catalog.objects.tenant_index(tenant)?;
-        let end = from.saturating_add(SLICE).min(self.catalog.objects.slot_count());
-        for slot in ObjectSlot::range(from, end) {
-            let Some(object) = self.catalog.objects.get(slot) else { continue };
-            let mut copies = object.replicas.iter();
-            if object.tenant == tenant
-                && object.is_complete()
-                && (copies.any(|copy| self.pool.segments.at(copy.segment).is_mounted())
-                    || self.disk_copy(slot).is_some())
-            {
-                visit(self.catalog.objects.key(object), object.length);
-            }
-        }
-        (end < self.catalog.objects.slot_count()).then_some(end)
-    }
-
     pub(in crate::state) fn remove_value(&mut self, now: Moment, slot: ObjectSlot) {
         self.drop_value(now, slot);
         self.catalog.objects.at_mut(slot).protection = LeaseAndFence::default();
         self.catalog.remove_if_empty(slot);
     }
+}
+
+/// Visits one slice of the complete objects of a tenant, in no order. Returns the next
+/// position, if there is more. Grants no lease.
+pub(in crate::state) fn walk(
+    inventory: &Inventory,
+    tenant: &TenantId,
+    from: u32,
+    visit: &mut dyn FnMut(&[u8], u64),
+) -> Option<u32> {
+    let tenant = inventory.catalog.objects.tenant_index(tenant)?;
+    let end = from.saturating_add(SLICE).min(inventory.catalog.objects.slot_count());
+    for slot in ObjectSlot::range(from, end) {
+        let Some(object) = inventory.catalog.objects.get(slot) else { continue };
+        let mut copies = object.replicas.iter();
+        if object.tenant == tenant
+            && object.is_complete()
+            && (copies.any(|copy| inventory.pool.segments.at(copy.segment).is_mounted())
+                || inventory.disk_copy(slot).is_some())
+        {
+            visit(inventory.catalog.objects.key(object), object.length);
+        }
+    }
+    (end < inventory.catalog.objects.slot_count()).then_some(end)
 }
 
 /// Returns the refusal to remove a protected object.

@@ -9,7 +9,7 @@ use crate::state::{
     catalog::object::{Flags, Object},
     inventory::{
         Inventory,
-        memory_use::{Blocker, MemoryUse, admitted, bytes_in},
+        memory_use::{self, Blocker, MemoryUse, admitted, bytes_in},
     },
     lease::Timestamp,
     pool::{
@@ -172,7 +172,7 @@ impl Reclaimer<'_> {
 
     fn take_refused_use(&mut self, now: Moment, filter: SegmentFilter<'_>) -> RefusedUse {
         let inventory = &*self.inventory;
-        let (total, steps) = inventory.memory_use(now, filter);
+        let (total, steps) = memory_use::memory_use(inventory, now, filter);
         self.searches.steps += steps;
         let fenced_fit = admitted(inventory, filter).map(|slot| {
             let segment = inventory.pool.segments.at(slot);
@@ -189,7 +189,7 @@ fn replaceable_bytes(inventory: &Inventory, now: Moment, request: &AllocRequest<
     let is_held = |object: &Object| {
         !object.is_complete()
             || object.flags.has(Flags::HARD_PINNED)
-            || inventory.blocker(now, &[slot]) != Blocker::None
+            || memory_use::blocker(inventory, now, &[slot]) != Blocker::None
     };
     match inventory.catalog.objects.get(slot) {
         Some(object) if !is_held(object) => bytes_in(inventory, slot, request.filter),
