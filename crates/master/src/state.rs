@@ -83,14 +83,11 @@ use crate::state::{
         Catalog, annotations::Annotations, disk_copies::DiskCopies, group::Groups, object::Objects,
         order::EvictionQueue, pins::Pins, released::ReleasedObjects, tenant::Tenants,
     },
-    inventory::{
-        Inventory, ahead::Ahead, clients::Clients, moves::MovedAhead, offloads::Offloads,
-        promotions::Promotions, recovery::Recovery, sweep::Sweeps,
-    },
-    ledger::{counters::Counters, max_granted::MaxGranted},
+    inventory::{Inventory, ahead, expiry, memory, pins, recovery, segments, sweep},
+    ledger::counters::Counters,
     pool::Pool,
     random::Random,
-    timer::{Timer, Timers},
+    timer::Timer,
 };
 
 /// Due timers and releases that one call of [`State::advance`] handles.
@@ -154,37 +151,21 @@ impl State {
         let groups = Groups::new(random.next());
         let (tasks, jobs) = (Tasks::new(random.next()), Jobs::new(random.next()));
         let pool = Pool::new(pool::placement::policy(rules.allocation, random.next()));
+        let catalog = Catalog {
+            objects,
+            groups,
+            tenants: Tenants::new(rules.is_multi_tenant),
+            pins: Pins::default(),
+            queue: EvictionQueue::new(eviction::policy(rules.eviction)),
+            annotations: Annotations::default(),
+            released: ReleasedObjects::default(),
+            disk_copies: DiskCopies::default(),
+            copied: FxHashMap::default(),
+        };
+        // 47 bits leave room to count up, and for the ordinal of a replica beside the version.
+        let next_version = (random.next() >> 17) + 1;
         Self {
-            inventory: Inventory {
-                log: Log::default(),
-                timers: Timers::default(),
-                clients: Clients::default(),
-                pool,
-                catalog: Catalog {
-                    objects,
-                    groups,
-                    tenants: Tenants::new(rules.is_multi_tenant),
-                    pins: Pins::default(),
-                    queue: EvictionQueue::new(eviction::policy(rules.eviction)),
-                    annotations: Annotations::default(),
-                    released: ReleasedObjects::default(),
-                    disk_copies: DiskCopies::default(),
-                    copied: FxHashMap::default(),
-                },
-                sweeps: Sweeps::default(),
-                offloads: Offloads::default(),
-                promotions: Promotions::default(),
-                moved_ahead: MovedAhead::default(),
-                ahead: Ahead::default(),
-                is_evicting: false,
-                // 47 bits leave room to count up, and for the ordinal of a replica beside the
-                // version.
-                next_version: (random.next() >> 17) + 1,
-                recovery: Recovery::default(),
-                advanced: None,
-                max_granted: MaxGranted::default(),
-                rules,
-            },
+            inventory: Inventory::new(rules, pool, catalog, next_version),
             searches: Searches::default(),
             writes: Writes::default(),
             tasks,
@@ -232,69 +213,62 @@ impl State {
     /// pause of the master, in which no heartbeat could arrive, and extends the time of every
     /// client.
     pub fn advance(&mut self, now: Moment) -> Option<Moment> {
-        self.inventory.compensate_stall(now);
-        let Inventory { max_granted, log, .. } = &mut self.inventory;
-        max_granted.lower(now, log);
-        self.inventory.pool.release_synced();
+        self.inventory.begin_advance(now);
         let Self { inventory, searches, .. } = self;
         Reclaimer { inventory, searches }.expire_searches(now);
-        let (expired, steps) = (self.inventory.log.counters.clients_expired, self.searches.steps);
+        let (expired, steps) =
+            (self.inventory.log().counters().clients_expired, self.searches.steps);
         for _ in 0..ADVANCE_SLICE {
             let did_one = self.fire_timer(now)
-                | self.inventory.pool.free_due_quarantine(now)
+                | memory::free_due(&mut self.inventory, now)
                 | self.puts().release_oldest_write(now)
                 | self.inventory.evict_condemned(now)
-                | self.inventory.remove_expired(now);
+                | expiry::remove_expired(&mut self.inventory, now);
             let has_expired =
-                self.inventory.log.counters.clients_expired - expired >= EXPIRED_SLICE;
+                self.inventory.log().counters().clients_expired - expired >= EXPIRED_SLICE;
             if !did_one || has_expired || self.searches.steps - steps > ADVANCE_STEPS {
                 break;
             }
         }
-        let has_condemned = self.inventory.catalog.groups.next_condemned().is_some();
-        let sweep = (self.inventory.sweep() | self.inventory.pool.has_synced() | has_condemned)
+        let has_condemned = self.inventory.groups().next_condemned().is_some();
+        let sweep = (sweep::sweep(&mut self.inventory)
+            | self.inventory.pool().has_synced()
+            | has_condemned)
             .then_some(now);
-        let ahead = self.inventory.evict_ahead(now);
+        let ahead = ahead::evict_ahead(&mut self.inventory, now);
         let oldest = self.writes.oldest().map(|oldest| self.writes.at(oldest).window_began);
-        let release = oldest.map(|started| started + self.inventory.rules.put_release);
-        let due = [
-            sweep,
-            ahead,
-            release,
-            self.inventory.timers.next(),
-            self.inventory.pool.quarantine.next(),
-            self.inventory.catalog.annotations.next_expiry(),
-        ];
+        let release = oldest.map(|started| started + self.inventory.rules().put_release);
+        let due = [sweep, ahead, release, self.inventory.next_due()];
         due.into_iter().flatten().min()
     }
 
     /// Returns what the calls left behind for the log, for subscribers and for metrics.
     pub fn log(&self) -> &Log {
-        &self.inventory.log
+        self.inventory.log()
     }
 
     /// Returns what the calls left behind, to take it.
     pub fn log_mut(&mut self) -> &mut Log {
-        &mut self.inventory.log
+        self.inventory.log_mut()
     }
 
     /// Returns the rules in force.
     pub fn rules(&self) -> &Rules {
-        &self.inventory.rules
+        self.inventory.rules()
     }
 
     /// Returns sums over the whole pool, in time proportional to the number of segments.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals {
-            keys: self.inventory.catalog.objects.complete,
-            soft_pinned_keys: self.inventory.catalog.pins.count(),
-            clients: self.inventory.clients.count(),
-            promotions_underway: self.inventory.promotions.underway(),
-            counters: self.inventory.log.counters,
+            keys: self.inventory.objects().complete,
+            soft_pinned_keys: self.inventory.catalog().soft_pinned(),
+            clients: self.inventory.clients().count(),
+            promotions_underway: self.inventory.promotions().underway(),
+            counters: *self.inventory.log().counters(),
             ..Totals::default()
         };
-        totals.unclaimed_segments = self.inventory.recovery.segments;
-        for (_, segment) in self.inventory.pool.segments.claimed() {
+        totals.unclaimed_segments = recovery::unclaimed_segments(&self.inventory);
+        for (_, segment) in self.inventory.segments().claimed() {
             totals.segments += 1;
             totals.capacity += segment.spec.length;
             totals.used += segment.allocator.used();
@@ -307,15 +281,17 @@ impl State {
 
     /// Fires one timer that is due. Returns whether there was one.
     fn fire_timer(&mut self, now: Moment) -> bool {
-        let Some(timer) = self.inventory.timers.pop_due(now) else { return false };
+        let Some(timer) = self.inventory.pop_timer(now) else { return false };
         match timer {
             Timer::Client(client, registration) => {
                 self.clients().check_client(now, client, registration)
             }
-            Timer::SoftPin(object, version) => self.inventory.check_pin(now, object, version),
+            Timer::SoftPin(object, version) => {
+                pins::check_pin(&mut self.inventory, now, object, version)
+            }
             Timer::Unmount(segment, incarnation) => self.clients().end_grace(segment, incarnation),
             Timer::QuarantineEnd(segment, incarnation) => {
-                self.inventory.pool.end_segment_quarantine(now, segment, incarnation)
+                segments::end_quarantine(&mut self.inventory, now, segment, incarnation)
             }
             Timer::Task(task, phase) => self.tasks().check_task(now, task, phase),
             Timer::Promotion(replica) => PromotionCalls::new(self.tasks()).expire(now, replica),
@@ -332,13 +308,13 @@ impl State {
 /// Limits how many objects one call of [`State::advance`] sweeps after a segment has left the pool.
 #[cfg(feature = "test-util")]
 pub fn limit_sweeps(state: &mut State, objects: u32) {
-    state.inventory.sweeps.limit_slices(objects);
+    sweep::limit_slices(&mut state.inventory, objects);
 }
 
 /// Returns whether objects are left to sweep.
 #[cfg(feature = "test-util")]
 pub fn is_sweeping(state: &State) -> bool {
-    !state.inventory.sweeps.is_idle()
+    sweep::is_sweeping(&state.inventory)
 }
 
 #[cfg(feature = "test-util")]

@@ -257,6 +257,59 @@ fn layers_of_the_state_know_only_those_below() {
     }
 }
 
+/// The parts of the inventory whose fields calls read: data without invariants.
+const PLAIN_PARTS: &[&str] = &["rules"];
+
+/// Returns the fields of the inventory that others see, and chains through its parts to fields of theirs.
+fn doors_of_the_inventory(files: &[File]) -> Vec<String> {
+    let (file, folder) = (format!("{STATE}inventory.rs"), format!("{STATE}inventory/"));
+    let field = regex(r"^    pub(\([^)]*\))? \w+: ");
+    let chain = regex(r"\binventory\s*\.\s*(\w+)(\(\))?\s*\.\s*\w+\s*\.\s*\w");
+    let mut found = Vec::new();
+    for source in files {
+        if source.path == file {
+            let lines =
+                source.code_lines().skip_while(|(_, line)| !line.contains("struct Inventory {"));
+            let fields = lines.take_while(|(_, line)| !line.starts_with('}'));
+            let open = fields.filter(|(_, line)| field.is_match(line));
+            found.extend(open.map(|(number, line)| format!("{file}:{number}: {}", line.trim())));
+        } else if source.path.starts_with(STATE)
+            && !source.path.starts_with(&folder)
+            && !source.path.starts_with(&format!("{STATE}tests"))
+        {
+            let chains = chain.captures_iter(&source.text);
+            let chains = chains.filter(|chain| !PLAIN_PARTS.contains(&&chain[1]));
+            found.extend(chains.map(|chain| format!("{}: {}", source.path, &chain[0])));
+        }
+    }
+    found
+}
+
+#[test]
+fn parts_of_the_inventory_are_its_own() {
+    let rust = rust();
+    assert!(rust.iter().any(|file| file.path == format!("{STATE}inventory.rs")), "it has moved");
+    report("ways around the methods of the inventory", &doors_of_the_inventory(&rust));
+}
+
+#[test]
+fn ways_around_the_inventory_are_found() {
+    let file =
+        |path: &str, text: &str| File { path: format!("{STATE}{path}"), text: text.to_owned() };
+    let chain = "fn f() { self.inventory\n    .pool\n    .segments.at(slot); inventory.rules().tasks.max; }";
+    let fields = "struct Inventory {\n    pub(in crate::state) pool: Pool,\n    rules: Rules,\n}\n";
+    let files = [
+        file("inventory.rs", fields),
+        file("inventory/a.rs", chain),
+        file("calls/a.rs", chain),
+        file(
+            "calls/b.rs",
+            "self.inventory.pool().segments.at(slot); inventory.pool().is_synced(1);",
+        ),
+    ];
+    assert_eq!(doors_of_the_inventory(&files).len(), 3);
+}
+
 /// Crates that still test flags by patterns, or by a filter that ignores its argument. The list only shrinks.
 const PATTERNS_OF_FLAGS: &[&str] =
     &["disk", "election", "kv-client", "master", "python", "store-client", "transfer-tools"];

@@ -19,6 +19,7 @@ use crate::state::{
     inventory::{
         clear,
         clients::ExpiredClient,
+        memory,
         memory_use::{self, MemoryUse},
         quota,
         read::{self, FenceTicket, LocateOptions, Located, LocatedObject, Probed},
@@ -34,7 +35,7 @@ use crate::state::{
 impl State {
     /// Returns the value of a tag of an object that was just located.
     pub fn tag(&self, located: &LocatedObject, name: &str) -> Option<&str> {
-        self.inventory.catalog.annotations.of(located.slot)?.tags.value(name)
+        self.inventory.catalog().annotation(located.slot)?.tags.value(name)
     }
 }
 
@@ -148,7 +149,7 @@ impl State {
     /// # Errors
     /// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy, `OBJECT_NOT_FOUND` if it has none.
     pub fn quota(&self, tenant: &TenantId) -> Result<TenantQuota> {
-        self.inventory.catalog.tenants.quota(tenant, self.inventory.pool.segments.mounted_bytes)
+        quota::quota(&self.inventory, tenant)
     }
 
     /// Returns every quota, by name.
@@ -156,7 +157,7 @@ impl State {
     /// # Errors
     /// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy.
     pub fn quotas(&self) -> Result<Vec<TenantQuota>> {
-        self.inventory.catalog.tenants.quotas(self.inventory.pool.segments.mounted_bytes)
+        quota::quotas(&self.inventory)
     }
 
     /// Registers the client under a name ("host:port"), or renews its registration.
@@ -169,7 +170,7 @@ impl State {
 
     /// Records whether a registered client asked for the SSD tier, which does not exist yet.
     pub fn set_wants_offload(&mut self, client: ClientId, wants: bool) {
-        self.inventory.clients.set_wants_offload(client, wants)
+        self.inventory.clients_mut().set_wants_offload(client, wants)
     }
 
     /// Records a heartbeat. Returns `false` if the client is unknown; it must register and mount
@@ -183,7 +184,7 @@ impl State {
     /// A client that expired can be registered again by a late duplicate of an old message. The
     /// new number shows the client that the master has dropped its segments.
     pub fn registration(&self, client: ClientId) -> u64 {
-        self.inventory.clients.registration(client)
+        self.inventory.clients().registration(client)
     }
 
     /// Marks a client whose connection closed: until its next heartbeat its replicas are hidden
@@ -197,7 +198,7 @@ impl State {
     /// of its puts is freed as for a client that [leaves](Self::unregister), and not after the
     /// release timeout.
     pub fn record_disconnect(&mut self, client: ClientId) {
-        self.inventory.clients.record_disconnect(client)
+        self.inventory.clients_mut().record_disconnect(client)
     }
 
     /// Removes a client that leaves or is known to be dead. Its segments are dropped. The memory of
@@ -209,7 +210,7 @@ impl State {
 
     /// Returns the clients that expired since the last call.
     pub fn take_expired(&mut self) -> Vec<ExpiredClient> {
-        self.inventory.clients.take_expired()
+        self.inventory.clients_mut().take_expired()
     }
 
     /// Accepts a mount message by its sequence number. 0 is not checked; an equal number is the
@@ -219,7 +220,7 @@ impl State {
     /// `CLIENT_NOT_FOUND`: register first. `INVALID_PARAMS`: a later message was processed before;
     /// drop this one.
     pub fn check_sequence(&mut self, client: ClientId, sequence: u64) -> Result<()> {
-        self.inventory.clients.check_sequence(client, sequence)
+        self.inventory.clients_mut().check_sequence(client, sequence)
     }
 
     /// Drops all segments of the client but these.
@@ -249,7 +250,7 @@ impl State {
 
     /// Returns the number of unclaimed segments.
     pub fn unclaimed_segments(&self) -> u64 {
-        self.inventory.unclaimed_segments()
+        recovery::unclaimed_segments(&self.inventory)
     }
 
     /// Claims a segment that the owner mounted at an earlier master. The objects are readable
@@ -296,25 +297,25 @@ impl State {
 
     /// Returns the segment of a [`Place`](crate::state::Place) of the last call.
     pub fn segment(&self, segment: SegmentSlot) -> SegmentView<'_> {
-        self.inventory.pool.segment(segment)
+        self.inventory.pool().segment(segment)
     }
 
     /// Returns every mounted segment, by name.
     pub fn list_segments(&self) -> Vec<SegmentView<'_>> {
-        self.inventory.pool.list_segments()
+        self.inventory.pool().list_segments()
     }
 
     /// Tells the state that effects up to this position are on disk: `u64::MAX` while nothing has
     /// to be. Freed memory waits from the first call on. Frees a bounded number of blocks; the rest
     /// is freed by [`advance`](Self::advance) or by the next put that needs memory.
     pub fn confirm_synced(&mut self, position: u64) {
-        self.inventory.pool.confirm_synced(position)
+        memory::confirm_synced(&mut self.inventory, position)
     }
 
     /// Returns whether the log should be synced soon, since puts will need memory that waits for
     /// it. Returns it once.
     pub fn take_sync_request(&mut self) -> bool {
-        self.inventory.pool.take_sync_request()
+        memory::take_sync_request(&mut self.inventory)
     }
 
     /// Locates objects. The length of the fence depends on the bytes of all of them together.
@@ -344,13 +345,13 @@ impl State {
         (options, bytes): (LocateOptions, Option<u64>),
         mut make: impl FnMut(&Self, Result<LocatedObject>) -> R,
     ) -> (Vec<R>, Duration) {
-        let found = self.inventory.find_readable(now, tenant, keys);
+        let found = read::find_readable(&mut self.inventory, now, tenant, keys);
         let fence = match options.has_fence {
             true => {
-                let objects = &self.inventory.catalog.objects;
+                let objects = self.inventory.objects();
                 let lengths = found.iter().flatten().map(|&slot| objects.at(slot).length);
                 let bytes = bytes.unwrap_or_else(|| lengths.fold(0, u64::saturating_add));
-                let wanted = self.inventory.rules.fence(bytes);
+                let wanted = self.inventory.rules().fence(bytes);
                 read::grantable_fence(&mut self.inventory, now, wanted)
             }
             false => Duration::ZERO,
@@ -370,7 +371,7 @@ impl State {
         version: Version,
         replica: ReplicaId,
     ) -> bool {
-        self.inventory.verify(tenant, key, version, replica)
+        read::verify(&self.inventory, tenant, key, version, replica)
     }
 
     /// Returns whether the object exists; renews the retention lease on request.
@@ -391,7 +392,7 @@ impl State {
 
     /// Tells the state that effects up to this position survive a restart of the master.
     pub fn confirm_durable(&mut self, position: u64) {
-        self.inventory.max_granted.confirm_durable(position);
+        memory::confirm_durable(&mut self.inventory, position);
     }
 
     /// Returns how many steps calls have taken since the start, as far as a call may take many of

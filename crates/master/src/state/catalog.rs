@@ -18,7 +18,7 @@ use rustc_hash::FxHashMap;
 
 use crate::state::{
     catalog::{
-        annotations::Annotations,
+        annotations::{Annotation, Annotations},
         disk_copies::DiskCopies,
         group::Groups,
         object::{Flags, NO_WRITE, Objects},
@@ -73,5 +73,20 @@ impl Catalog {
             true => self.copied.get(&slot).map_or_else(Timestamp::default, |&until| until.into()),
             false => Timestamp::default(),
         }
+    }
+
+    /// Returns the expiry and the tags of an object, if it has any.
+    pub(in crate::state) fn annotation(&self, slot: ObjectSlot) -> Option<&Annotation> {
+        self.annotations.of(slot)
+    }
+
+    /// Returns the number of soft-pinned objects.
+    pub(in crate::state) fn soft_pinned(&self) -> u64 {
+        self.pins.count()
+    }
+
+    /// Returns when the protection of the next parked object ends.
+    pub(in crate::state) fn next_parked_end(&self) -> Option<Timestamp> {
+        self.queue.next_parked_end()
     }
 }

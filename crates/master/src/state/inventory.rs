@@ -6,6 +6,7 @@
 //! memory and clients are above the inventory; it does not know them.
 
 pub(in crate::state) mod ahead;
+pub(in crate::state) mod candidates;
 pub(in crate::state) mod clear;
 pub(in crate::state) mod clients;
 pub(in crate::state) mod disks;
@@ -13,63 +14,233 @@ pub(in crate::state) mod errors;
 pub(in crate::state) mod eviction;
 pub(in crate::state) mod expiry;
 pub(in crate::state) mod lifecycle;
+pub(in crate::state) mod memory;
 pub(in crate::state) mod memory_use;
+pub(in crate::state) mod mounted_disks;
 pub(in crate::state) mod moves;
 pub(in crate::state) mod new_copies;
 pub(in crate::state) mod offloads;
 pub(in crate::state) mod pins;
 pub(in crate::state) mod promotion_candidates;
 pub(in crate::state) mod promotions;
+pub(in crate::state) mod puts;
 pub(in crate::state) mod quota;
 pub(in crate::state) mod read;
 pub(in crate::state) mod recovery;
 pub(in crate::state) mod released;
+pub(in crate::state) mod releases;
 pub(in crate::state) mod removal;
+pub(in crate::state) mod restore;
+pub(in crate::state) mod segments;
 pub(in crate::state) mod sweep;
 pub(in crate::state) mod usage;
 
 use mooncake_base::Moment;
 
 use crate::state::{
-    catalog::Catalog,
+    catalog::{Catalog, group::Groups, object::Objects},
     inventory::{
         ahead::Ahead, clients::Clients, moves::MovedAhead, offloads::Offloads,
         promotions::Promotions, recovery::Recovery, sweep::Sweeps,
     },
-    ledger::{Log, max_granted::MaxGranted},
-    pool::Pool,
+    ledger::{Log, counters::Counters, effect::Effect, max_granted::MaxGranted},
+    pool::{Pool, disks::Disks, segment::Segments},
     rules::Rules,
-    timer::Timers,
+    timer::{Timer, Timers},
 };
 
 /// Objects and memory, with what their changes need.
 #[derive(Debug)]
 pub(crate) struct Inventory {
-    pub(in crate::state) rules: Rules,
-    pub(in crate::state) log: Log,
-    pub(in crate::state) timers: Timers,
-    pub(in crate::state) clients: Clients,
-    pub(in crate::state) pool: Pool,
-    pub(in crate::state) catalog: Catalog,
-    pub(in crate::state) sweeps: Sweeps,
-    pub(in crate::state) offloads: Offloads,
-    pub(in crate::state) promotions: Promotions,
-    pub(in crate::state) moved_ahead: MovedAhead,
-    pub(in crate::state) ahead: Ahead,
+    rules: Rules,
+    log: Log,
+    timers: Timers,
+    clients: Clients,
+    pool: Pool,
+    catalog: Catalog,
+    sweeps: Sweeps,
+    offloads: Offloads,
+    promotions: Promotions,
+    moved_ahead: MovedAhead,
+    ahead: Ahead,
     /// Eviction ahead of need has started and has not reached its goal.
-    pub(in crate::state) is_evicting: bool,
-    pub(in crate::state) next_version: u64,
-    pub(in crate::state) recovery: Recovery,
+    is_evicting: bool,
+    next_version: u64,
+    recovery: Recovery,
     /// Time of the last [`State::advance`](crate::state::State::advance).
-    pub(in crate::state) advanced: Option<Moment>,
-    pub(in crate::state) max_granted: MaxGranted,
+    advanced: Option<Moment>,
+    max_granted: MaxGranted,
 }
 
 impl Inventory {
+    /// Creates an inventory without objects and segments.
+    pub(in crate::state) fn new(
+        rules: Rules,
+        pool: Pool,
+        catalog: Catalog,
+        next_version: u64,
+    ) -> Self {
+        Self {
+            log: Log::default(),
+            timers: Timers::default(),
+            clients: Clients::default(),
+            pool,
+            catalog,
+            sweeps: Sweeps::default(),
+            offloads: Offloads::default(),
+            promotions: Promotions::default(),
+            moved_ahead: MovedAhead::default(),
+            ahead: Ahead::default(),
+            is_evicting: false,
+            next_version,
+            recovery: Recovery::default(),
+            advanced: None,
+            max_granted: MaxGranted::default(),
+            rules,
+        }
+    }
+
     /// Records effects from now on.
     pub(in crate::state) fn record_effects(&mut self) {
         self.log.effects.is_recording = true;
         self.max_granted.lease = self.max_granted.lease.max(self.rules.lease_ttl);
         self.max_granted.record(&mut self.log);
+    }
+
+    /// Records an effect, if effects are recorded.
+    pub(in crate::state) fn record<'a>(&mut self, effect: impl FnOnce() -> Effect<'a>) {
+        self.log.effects.record(effect);
+    }
+
+    /// Records an effect that describes a part of the inventory and something else.
+    pub(in crate::state) fn record_of<T>(
+        &mut self,
+        other: &T,
+        effect: impl for<'a> FnOnce(&'a Self, &'a T) -> Option<Effect<'a>>,
+    ) {
+        if !self.log.effects.is_recording() {
+            return;
+        }
+        // Taken out, since the effect borrows from the inventory.
+        let mut effects = std::mem::take(&mut self.log.effects);
+        if let Some(effect) = effect(self, other) {
+            effects.record(|| effect);
+        }
+        self.log.effects = effects;
+    }
+
+    /// Sets a timer.
+    pub(in crate::state) fn set_timer(&mut self, at: Moment, timer: Timer) {
+        self.timers.push(at, timer);
+    }
+
+    /// Returns the counts of events, to add to them.
+    pub(in crate::state) fn counters_mut(&mut self) -> &mut Counters {
+        &mut self.log.counters
+    }
+
+    /// Returns what the changes left behind, to take it.
+    pub(in crate::state) fn log_mut(&mut self) -> &mut Log {
+        &mut self.log
+    }
+
+    /// Returns what the changes left behind for the log, for subscribers and for metrics.
+    pub(in crate::state) fn log(&self) -> &Log {
+        &self.log
+    }
+
+    /// Returns the rules in force.
+    pub(in crate::state) fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    /// Returns the registered clients.
+    pub(in crate::state) fn clients(&self) -> &Clients {
+        &self.clients
+    }
+
+    /// Returns the memory, to look at it.
+    pub(in crate::state) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Returns the segments, to look at them.
+    pub(in crate::state) fn segments(&self) -> &Segments {
+        &self.pool.segments
+    }
+
+    /// Returns the disks, to look at them.
+    pub(in crate::state) fn disks(&self) -> &Disks {
+        &self.pool.disks
+    }
+
+    /// Returns the catalog, to look at it.
+    pub(in crate::state) fn catalog(&self) -> &Catalog {
+        &self.catalog
+    }
+
+    /// Returns the objects, to look at them.
+    pub(in crate::state) fn objects(&self) -> &Objects {
+        &self.catalog.objects
+    }
+
+    /// Returns the groups of objects, to look at them.
+    pub(in crate::state) fn groups(&self) -> &Groups {
+        &self.catalog.groups
+    }
+
+    /// Returns the objects that wait for disks, to look at them.
+    pub(in crate::state) fn offloads(&self) -> &Offloads {
+        &self.offloads
+    }
+
+    /// Returns the version of the next put.
+    pub(in crate::state) fn next_version(&self) -> u64 {
+        self.next_version
+    }
+
+    /// Returns the upper bounds of the granted fences and leases.
+    pub(in crate::state) fn max_granted(&self) -> &MaxGranted {
+        &self.max_granted
+    }
+
+    /// Returns the objects that are brought into memory, to look at them.
+    pub(in crate::state) fn promotions(&self) -> &Promotions {
+        &self.promotions
+    }
+
+    /// Returns the queues of the objects that are brought into memory.
+    pub(in crate::state) fn promotions_mut(&mut self) -> &mut Promotions {
+        &mut self.promotions
+    }
+
+    /// Returns the queues of the objects that wait for disks.
+    pub(in crate::state) fn offloads_mut(&mut self) -> &mut Offloads {
+        &mut self.offloads
+    }
+
+    /// Returns the registered clients, for what they report of themselves.
+    pub(in crate::state) fn clients_mut(&mut self) -> &mut Clients {
+        &mut self.clients
+    }
+
+    /// Takes out a timer that is due.
+    pub(in crate::state) fn pop_timer(&mut self, now: Moment) -> Option<Timer> {
+        self.timers.pop_due(now)
+    }
+
+    /// Does what is due at each run of the timers: a pause of the master is compensated for, the bound
+    /// of fences falls again, and memory is freed that waited for the log.
+    pub(in crate::state) fn begin_advance(&mut self, now: Moment) {
+        clients::compensate_stall(self, now);
+        self.max_granted.lower(now, &mut self.log);
+        self.pool.release_synced();
+    }
+
+    /// Returns when the next timer, quarantine or expiry is due.
+    pub(in crate::state) fn next_due(&self) -> Option<Moment> {
+        let (timers, quarantine) = (self.timers.next(), self.pool.quarantine.next());
+        let due = [timers, quarantine, self.catalog.annotations.next_expiry()];
+        due.into_iter().flatten().min()
     }
 }

@@ -16,6 +16,11 @@ impl Log {
     pub fn log_position(&self) -> u64 {
         self.effects.position()
     }
+
+    /// Returns whether effects are recorded.
+    pub(in crate::state) fn is_recording(&self) -> bool {
+        self.effects.is_recording()
+    }
 }
 
 /// What the calls leave behind for others: effects for the log on disk, events for subscribers, and

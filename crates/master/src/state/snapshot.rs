@@ -14,7 +14,7 @@ use crate::state::{
     calls::task::records::append_records,
     catalog::object::Object,
     ids::{ObjectSlot, SegmentSlot, Slot},
-    inventory::Inventory,
+    inventory::{Inventory, quota::quotas},
     ledger::{effect::Effect, objects::logged_object},
     pool::segment::SegmentStatus,
 };
@@ -29,11 +29,12 @@ impl State {
     /// Appends all but the objects to `into` and returns a cursor over the objects.
     pub fn begin_snapshot(&self, now: Moment, into: &mut Vec<u8>) -> SnapshotCursor {
         let (version, number) =
-            (self.inventory.next_version, self.inventory.pool.segments.next_number());
+            (self.inventory.next_version(), self.inventory.segments().next_number());
         Effect::NextIds { version, number }.encode(into);
-        let (fence, lease) = (self.inventory.max_granted.fence, self.inventory.max_granted.lease);
+        let max_granted = self.inventory.max_granted();
+        let (fence, lease) = (max_granted.fence, max_granted.lease);
         Effect::MaxGranted { fence, lease }.encode(into);
-        for (_, segment) in self.inventory.pool.segments.mounted() {
+        for (_, segment) in self.inventory.segments().mounted() {
             let (number, client) = (segment.number, segment.client);
             Effect::Mounted { number, client, spec: segment.spec.clone() }.encode(into);
             if segment.status != SegmentStatus::Ok {
@@ -42,21 +43,15 @@ impl State {
                 Effect::SegmentStatus { number, status, grace }.encode(into);
             }
         }
-        for (_, disk) in self.inventory.pool.disks.kept() {
+        for (_, disk) in self.inventory.disks().kept() {
             let (number, client, spec) = (disk.number, disk.client, disk.spec.clone());
             Effect::DiskMounted { number, client, spec }.encode(into);
         }
-        for quota in self
-            .inventory
-            .catalog
-            .tenants
-            .quotas(self.inventory.pool.segments.mounted_bytes)
-            .unwrap_or_default()
-        {
+        for quota in quotas(&self.inventory).unwrap_or_default() {
             let tenant = quota.tenant.as_str();
             Effect::Quota { tenant, bytes: Some(quota.requested) }.encode(into);
         }
-        append_records(&self.tasks, &self.jobs, &self.inventory.catalog.objects, into);
+        append_records(&self.tasks, &self.jobs, self.inventory.objects(), into);
         append_quarantine(self, now, into);
         for write in self.writes.iter() {
             if let Some(started) = logged_write(&self.inventory, write) {
@@ -73,27 +68,26 @@ impl State {
         objects: u32,
         into: &mut Vec<u8>,
     ) -> bool {
-        let end =
-            cursor.next.saturating_add(objects).min(self.inventory.catalog.objects.slot_count());
+        let end = cursor.next.saturating_add(objects).min(self.inventory.objects().slot_count());
         for slot in ObjectSlot::range(cursor.next, end) {
-            let Some(object) = self.inventory.catalog.objects.get(slot) else { continue };
+            let Some(object) = self.inventory.objects().get(slot) else { continue };
             if object.is_complete() {
                 append_object(&self.inventory, slot, object, into);
             }
         }
         cursor.next = end;
-        end == self.inventory.catalog.objects.slot_count()
+        end == self.inventory.objects().slot_count()
     }
 }
 
 /// Appends an object.
 fn append_object(inventory: &Inventory, slot: ObjectSlot, object: &Object, into: &mut Vec<u8>) {
-    let logged = logged_object(&inventory.catalog, &inventory.pool, slot, object);
+    let logged = logged_object(inventory.catalog(), inventory.pool(), slot, object);
     let Some(logged) = logged else { return };
     logged.encode(into);
-    if let Some(annotation) = inventory.catalog.annotations.of(slot) {
-        let object = inventory.catalog.objects.logged_name(object);
-        let expires = annotation.expires.map(|at| inventory.rules.unix_time(at));
+    if let Some(annotation) = inventory.catalog().annotation(slot) {
+        let object = inventory.objects().logged_name(object);
+        let expires = annotation.expires.map(|at| inventory.rules().unix_time(at));
         Effect::Annotated { object, expires, tags: annotation.tags.clone() }.encode(into);
     }
 }
@@ -102,22 +96,22 @@ fn append_object(inventory: &Inventory, slot: ObjectSlot, object: &Object, into:
 /// reads or writes may reach it; memory of displaced puts included.
 fn append_quarantine(state: &State, now: Moment, into: &mut Vec<u8>) {
     let mut append = |slot: SegmentSlot, block, time: Duration| {
-        let segment = state.inventory.pool.segments.at(slot);
-        if segment.is_mounted() && !state.inventory.max_granted.covers(time) {
+        let segment = state.inventory.segments().at(slot);
+        if segment.is_mounted() && !state.inventory.max_granted().covers(time) {
             let offset = segment.allocator.offset(block);
             let length = segment.allocator.size(block);
             Effect::Quarantined { number: segment.number, offset, length, time }.encode(into);
         }
     };
-    for (until, slot, block) in state.inventory.pool.quarantine.blocks() {
+    for (until, slot, block) in state.inventory.pool().quarantined() {
         append(slot, block, until.left(now));
     }
     // The target of a task or a promotion becomes a replica only when that ends.
-    for replica in state.tasks.placed().chain(state.inventory.promotions.placed()) {
-        append(replica.segment, replica.block, state.inventory.rules.late_end());
+    for replica in state.tasks.placed().chain(state.inventory.promotions().placed()) {
+        append(replica.segment, replica.block, state.inventory.rules().late_end());
     }
     for write in state.writes.iter().filter(|write| write.object.is_none()) {
-        let end = write.window_began + state.inventory.rules.late_end();
+        let end = write.window_began + state.inventory.rules().late_end();
         for replica in write.replicas.iter() {
             append(replica.segment, replica.block, end.left(now));
         }

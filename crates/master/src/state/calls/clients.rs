@@ -15,8 +15,10 @@ use crate::state::{
     },
     inventory::{
         Inventory,
-        clients::{CLIENTS_MAX, Client, ExpiredClient},
-        recovery::{AwaitedOwner, awaited_owner},
+        clients::{self, CLIENTS_MAX},
+        mounted_disks,
+        recovery::{AwaitedOwner, awaited_owner, record_returning_client},
+        segments::mark_suspect,
     },
     pool::host::host_of,
     timer::Timer,
@@ -71,36 +73,20 @@ impl ClientCalls<'_> {
                 .with("limit", NAME_BYTES_MAX));
         }
         if self.heartbeat(now, client) {
-            if let Some(known) = self.inventory.clients.by_id.get_mut(&client) {
-                known.host = host_of(name).into();
-            }
+            clients::set_host(self.inventory, client, host_of(name));
             return Ok(());
         }
-        if self.inventory.clients.by_id.len() >= CLIENTS_MAX {
+        if self.inventory.clients().count() >= CLIENTS_MAX as u64 {
             return Err(Error::invalid("there are too many clients").with("limit", CLIENTS_MAX));
         }
-        self.inventory.clients.registrations += 1;
-        let registration = self.inventory.clients.registrations;
-        let new = Client {
-            host: host_of(name).into(),
-            last_heartbeat: now,
-            last_heard: now,
-            is_suspect: false,
-            is_disconnected: false,
-            registration,
-            sequence: 0,
-        };
-        self.inventory.clients.by_id.insert(client, new);
-        self.inventory
-            .timers
-            .push(now + self.inventory.rules.client_ttl, Timer::Client(client, registration));
+        clients::register(self.inventory, now, client, host_of(name));
         Ok(())
     }
 
     /// Records that the master could not answer since `since`. The next run of the timers extends the
     /// time of all clients by that.
     pub(crate) fn record_stall(&mut self, since: Moment) {
-        self.inventory.record_stall(since);
+        clients::record_stall(self.inventory, since);
     }
 
     /// Returns the first of the keys for whose owner a call waits; `None` if it need not wait.
@@ -115,18 +101,16 @@ impl ClientCalls<'_> {
 
     /// Records that a client has come from another master, whose other clients may come as well.
     pub(crate) fn record_returning_client(&mut self, now: Moment) {
-        self.inventory.recovery.record_returning_client(now, &self.inventory.rules);
+        record_returning_client(self.inventory, now);
     }
 
     /// Records a heartbeat. Returns `false` if the client is unknown; it must register and mount
     /// again.
     pub(in crate::state) fn heartbeat(&mut self, now: Moment, client: ClientId) -> bool {
-        let Some(known) = self.inventory.clients.by_id.get_mut(&client) else { return false };
-        known.last_heartbeat = known.last_heartbeat.max(now);
-        known.last_heard = known.last_heard.max(now);
-        known.is_disconnected = false;
-        if std::mem::take(&mut known.is_suspect) {
-            self.inventory.clients.suspects -= 1;
+        let Some(was_suspect) = clients::record_heartbeat(self.inventory, now, client) else {
+            return false;
+        };
+        if was_suspect {
             self.mark_segments(client, false);
         }
         true
@@ -136,10 +120,8 @@ impl ClientCalls<'_> {
     /// from readers and its segments accept no objects. Has no effect on an unknown client.
     pub(in crate::state) fn suspect(&mut self, now: Moment, client: ClientId) {
         // The closed connection may be seen before the first timer after a pause.
-        self.inventory.compensate_stall(now);
-        let Some(known) = self.inventory.clients.by_id.get_mut(&client) else { return };
-        if !std::mem::replace(&mut known.is_suspect, true) {
-            self.inventory.clients.suspects += 1;
+        clients::compensate_stall(self.inventory, now);
+        if clients::suspect(self.inventory, client) {
             self.mark_segments(client, true);
         }
     }
@@ -158,25 +140,21 @@ impl ClientCalls<'_> {
         client: ClientId,
         registration: u64,
     ) {
-        let Some(known) = self.inventory.clients.by_id.get(&client) else { return };
+        let Some(known) = self.inventory.clients().get(client) else { return };
         if known.registration != registration {
             return;
         }
-        let end = known.last_heartbeat + self.inventory.rules.client_ttl;
+        let end = known.last_heartbeat + self.inventory.rules().client_ttl;
         let is_disconnected = known.is_disconnected;
         if end.has_passed(now) {
-            self.inventory.log.counters.clients_expired += 1;
-            if self.inventory.clients.expired.len() < CLIENTS_MAX {
-                let gone = ExpiredClient::of(client, &self.inventory.pool.segments);
-                self.inventory.clients.expired.push(gone);
-            }
+            clients::record_expired(self.inventory, client);
             let why = match is_disconnected {
                 true => AbandonReason::Leaving,
                 false => AbandonReason::Vanished,
             };
             self.forget_client(now, client, why);
         } else {
-            self.inventory.timers.push(end, Timer::Client(client, registration));
+            self.inventory.set_timer(end, Timer::Client(client, registration));
         }
     }
 
@@ -186,25 +164,19 @@ impl ClientCalls<'_> {
         client: ClientId,
         writes: AbandonReason,
     ) -> bool {
-        let known = self.inventory.clients.by_id.remove(&client);
-        self.inventory.clients.suspects -=
-            usize::from(known.as_ref().is_some_and(|known| known.is_suspect));
-        self.inventory.clients.offloading.remove(&client);
+        let was_known = clients::forget(self.inventory, client);
         self.puts().abandon_writes(now, client, writes);
-        self.drop_segments(&self.inventory.pool.segments.of_client(client));
-        for disk in self.inventory.pool.disks.of_client(client) {
-            self.disks().set_away(now, disk);
+        self.drop_segments(&self.inventory.segments().of_client(client));
+        for disk in self.inventory.disks().of_client(client) {
+            mounted_disks::set_away(self.inventory, now, disk);
         }
         self.tasks().reassign_tasks(now, client);
-        known.is_some()
+        was_known
     }
 
     fn mark_segments(&mut self, client: ClientId, is_suspect: bool) {
-        self.disks().mark_suspect(client, is_suspect);
-        for slot in self.inventory.pool.segments.of_client(client) {
-            self.inventory.pool.segments.at_mut(slot).is_suspect = is_suspect;
-            self.inventory.pool.segments.refresh(slot);
-        }
+        mounted_disks::mark_suspect(self.inventory, client, is_suspect);
+        mark_suspect(self.inventory, client, is_suspect);
     }
 }
 
@@ -212,8 +184,8 @@ impl ClientCalls<'_> {
     /// Drops all segments of the client but these.
     pub(in crate::state) fn retain_segments(&mut self, client: ClientId, segments: &[SegmentId]) {
         let kept: FxHashSet<SegmentId> = segments.iter().copied().collect();
-        let mut dropped = self.inventory.pool.segments.of_client(client);
-        dropped.retain(|&slot| !kept.contains(&self.inventory.pool.segments.at(slot).spec.id));
+        let mut dropped = self.inventory.segments().of_client(client);
+        dropped.retain(|&slot| !kept.contains(&self.inventory.segments().at(slot).spec.id));
         self.drop_segments(&dropped);
     }
 }

@@ -9,19 +9,18 @@ use smallvec::SmallVec;
 
 use crate::state::{
     State,
-    catalog::object::Flags,
     ids::{DiskSlot, ObjectSlot, Slot},
     inventory::{
-        Inventory, disks, moves,
+        Inventory, disks,
+        mounted_disks::{self, ADOPTED_SKIP, AdoptedObject},
+        moves,
         offloads::{TRIES_MAX, WaitingObject},
         read,
     },
-    ledger::{effect::Effect, objects::logged_object},
     pool::{
         allocation::Place,
         disks::{DiskPresence, DiskSpec, DiskView},
     },
-    timer::Timer,
 };
 
 /// The shortest fence under which an owner reads an object that it takes over: it reads and writes many
@@ -36,10 +35,6 @@ const CONFIRM_SLICE: u32 = 65_536;
 
 /// Versions above this leave no room for the ordinal of a replica.
 const VERSION_MAX: u64 = 1 << 48;
-
-/// Versions that are skipped behind that of an adopted record: the lost log may have given those that
-/// follow to records that nobody has reported yet. More than many restarts skip.
-const ADOPTED_SKIP: u64 = 1 << 40;
 
 /// A version of an object, as the owner of a disk names it.
 #[derive(Debug, Clone, Copy)]
@@ -106,54 +101,47 @@ impl DiskCalls<'_> {
         used: u64,
         reports_all: bool,
     ) -> Result<()> {
-        self.inventory.clients.check(client)?;
-        if self.inventory.rules.offload.is_none() {
+        self.inventory.clients().check(client)?;
+        if self.inventory.rules().offload.is_none() {
             let why = "this master keeps objects in memory only; start it with --enable_offload";
             return Err(Error::new(ErrorCode::UNABLE_OFFLOAD, why));
         }
         if spec.capacity == 0 {
             return Err(Error::invalid("the disk has no capacity").with("disk", spec.id));
         }
-        let presence = match self.inventory.clients.is_suspect(client) {
+        let presence = match self.inventory.clients().is_suspect(client) {
             true => DiskPresence::Suspect,
             false => DiskPresence::Present,
         };
-        let slot = match self.inventory.pool.disks.by_id(spec.id) {
+        let slot = match self.inventory.disks().by_id(spec.id) {
             Some(slot) => {
                 self.check_owner(slot, client, &spec)?;
-                let known = self.inventory.pool.disks.at(slot);
+                let known = self.inventory.disks().at(slot);
                 let is_same = known.client == client && known.spec == spec;
-                self.inventory.pool.disks.set_presence(slot, presence);
-                self.inventory.pool.disks.set_owner(slot, client, spec);
+                mounted_disks::set_owner(self.inventory, slot, client, spec, presence);
                 if !is_same {
-                    self.log_disk(slot);
+                    mounted_disks::log_mount(self.inventory, slot);
                 }
                 slot
             }
             None => {
-                let number = self.inventory.pool.segments.next_number();
                 let id = spec.id;
-                let inserted = self.inventory.pool.disks.insert(number, client, spec, presence);
-                let slot = inserted.ok_or_else(|| {
-                    Error::invalid("the pool has too many disks").with("disk", id)
-                })?;
-                self.inventory.pool.segments.set_next_number(number.0 + 1);
-                self.log_disk(slot);
-                slot
+                let inserted = mounted_disks::insert(self.inventory, client, spec, presence);
+                inserted
+                    .ok_or_else(|| Error::invalid("the pool has too many disks").with("disk", id))?
             }
         };
-        self.inventory.pool.disks.at_mut(slot).used = used;
-        self.inventory.offloads.forget_owner(slot);
-        self.inventory.catalog.queue.examine_parked_early();
+        mounted_disks::set_used(self.inventory, slot, used);
+        mounted_disks::begin_ownership(self.inventory, slot);
         if reports_all {
-            self.inventory.offloads.begin_naming(slot);
+            self.inventory.offloads_mut().begin_naming(slot);
         }
         Ok(())
     }
 
     /// Checks that a client may take a known disk over.
     fn check_owner(&self, slot: DiskSlot, client: ClientId, spec: &DiskSpec) -> Result<()> {
-        let known = self.inventory.pool.disks.at(slot);
+        let known = self.inventory.disks().at(slot);
         let why = if known.client != client && known.presence == DiskPresence::Present {
             "another process has this directory open, or a copy of it: remove the copy"
         } else if spec.incarnation < known.spec.incarnation {
@@ -165,13 +153,6 @@ impl DiskCalls<'_> {
             .with("disk", spec.id)
             .with("owner", known.client)
             .with("address", &known.spec.address))
-    }
-
-    fn log_disk(&mut self, slot: DiskSlot) {
-        let disk = self.inventory.pool.disks.at(slot);
-        let (number, client) = (disk.number, disk.client);
-        let record = || Effect::DiskMounted { number, client, spec: disk.spec.clone() };
-        self.inventory.log.effects.record(record);
     }
 
     /// Gives a disk up: its copies are dropped, or hidden until it is mounted again.
@@ -187,74 +168,28 @@ impl DiskCalls<'_> {
     ) -> Result<()> {
         let slot = self.own_slot(client, id)?;
         match forgets {
-            true => self.drop_disk(slot),
-            false => self.set_away(now, slot),
+            true => mounted_disks::drop_disk(self.inventory, slot),
+            false => mounted_disks::set_away(self.inventory, now, slot),
         }
         Ok(())
     }
 
-    /// Hides the copies on a disk that nobody has open any more.
-    pub(in crate::state) fn set_away(&mut self, now: Moment, slot: DiskSlot) {
-        let until = now + self.inventory.rules.disk_away_ttl;
-        self.inventory.pool.disks.set_presence(slot, DiskPresence::Away(until));
-        self.forget_waiting(slot);
-        // An owner that waits for objects learns that it waits in vain.
-        self.inventory.log.has_offloads = true;
-        let id = self.inventory.pool.disks.at(slot).spec.id;
-        self.inventory.timers.push(until, Timer::DiskAway(id));
-    }
-
     /// Handles the timer of a disk that was away.
     pub(in crate::state) fn expire(&mut self, now: Moment, id: SegmentId) {
-        let Some(slot) = self.inventory.pool.disks.by_id(id) else { return };
-        if let DiskPresence::Away(until) = self.inventory.pool.disks.at(slot).presence
+        let Some(slot) = self.inventory.disks().by_id(id) else { return };
+        if let DiskPresence::Away(until) = self.inventory.disks().at(slot).presence
             && until.has_passed(now)
         {
-            self.drop_disk(slot);
+            mounted_disks::drop_disk(self.inventory, slot);
         }
-    }
-
-    /// Drops a disk and every copy in it.
-    pub(in crate::state) fn drop_disk(&mut self, slot: DiskSlot) {
-        let disk = self.inventory.pool.disks.at(slot);
-        let (number, is_used) = (disk.number, disk.objects > 0);
-        self.inventory.log.effects.record(|| Effect::SegmentDropped { number });
-        self.forget_waiting(slot);
-        self.inventory.pool.disks.set_presence(slot, DiskPresence::Dropped);
-        match is_used {
-            true => self.inventory.sweeps.begin_disk(slot),
-            false => self.inventory.pool.disks.free_slot(slot),
-        }
-    }
-
-    /// Forgets the objects that wait for a disk, or to be brought into memory from it.
-    fn forget_waiting(&mut self, slot: DiskSlot) {
-        self.inventory.offloads.forget(slot);
-        let promotions = self.inventory.promotions.forget(slot);
-        self.inventory.log.counters.promotions_cancelled += promotions as u64;
     }
 
     /// Drops all disks that came from the log.
     pub(in crate::state) fn drop_recovered(&mut self) {
-        let disks = self.inventory.pool.disks.kept();
+        let disks = self.inventory.disks().kept();
         let recovered = disks.filter(|(_, disk)| disk.is_recovered).map(|(slot, _)| slot);
         for slot in recovered.collect::<Vec<_>>() {
-            self.drop_disk(slot);
-        }
-    }
-
-    /// Marks the disks of a client whose connection closed, or that is back.
-    pub(in crate::state) fn mark_suspect(&mut self, client: ClientId, is_suspect: bool) {
-        for slot in self.inventory.pool.disks.of_client(client) {
-            let presence = match is_suspect {
-                true => DiskPresence::Suspect,
-                false => DiskPresence::Present,
-            };
-            self.inventory.pool.disks.set_presence(slot, presence);
-            self.inventory.offloads.record_progress();
-            if !is_suspect {
-                self.inventory.catalog.queue.examine_parked_early();
-            }
+            mounted_disks::drop_disk(self.inventory, slot);
         }
     }
 }
@@ -262,11 +197,11 @@ impl DiskCalls<'_> {
 impl DiskCalls<'_> {
     /// Finds a disk that the client has open.
     pub(in crate::state) fn own_slot(&self, client: ClientId, id: SegmentId) -> Result<DiskSlot> {
-        let slot = self.inventory.pool.disks.by_id(id).ok_or_else(|| {
+        let slot = self.inventory.disks().by_id(id).ok_or_else(|| {
             Error::new(ErrorCode::SEGMENT_NOT_FOUND, "no such disk is mounted; mount it first")
                 .with("disk", id)
         })?;
-        let disk = self.inventory.pool.disks.at(slot);
+        let disk = self.inventory.disks().at(slot);
         if disk.client != client || disk.is_away() {
             let why = "the disk belongs to another client";
             return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, why)
@@ -285,11 +220,11 @@ impl DiskCalls<'_> {
         limit: usize,
         bytes: u64,
     ) -> Offloaded {
-        let is_idle = self.inventory.offloads.waiting_for(disk) == 0;
+        let is_idle = self.inventory.offloads().waiting_for(disk) == 0;
         if is_idle || read::grantable_fence(self.inventory, now, FENCE_MIN).is_zero() {
             return Offloaded::default();
         }
-        let bytes = match self.inventory.offloads.is_next_urgent(disk) {
+        let bytes = match self.inventory.offloads().is_next_urgent(disk) {
             // Puts wait for the report of these.
             true => bytes.min(URGENT_BYTES),
             false => bytes,
@@ -297,47 +232,47 @@ impl DiskCalls<'_> {
         let mut taken = Vec::new();
         let mut sum = 0_u64;
         while taken.len() < limit && (sum < bytes || taken.is_empty()) {
-            let Some(waiting) = self.inventory.offloads.pop(disk) else { break };
+            let Some(waiting) = self.inventory.offloads_mut().pop(disk) else { break };
             let slot = waiting.object;
-            let object = self.inventory.catalog.objects.get(slot);
+            let object = self.inventory.objects().get(slot);
             let is_meant = object.is_some_and(|object| {
                 object.is_complete()
                     && object.version == waiting.version
-                    && self.inventory.pool.readable_copies(&object.replicas).next().is_some()
-                    && !self.inventory.offloads.is_taken(slot, waiting.version)
+                    && self.inventory.pool().readable_copies(&object.replicas).next().is_some()
+                    && !self.inventory.offloads().is_taken(slot, waiting.version)
             });
             if is_meant && self.inventory.disk_copy(slot).is_none() {
-                sum += self.inventory.catalog.objects.at(slot).length;
+                sum += self.inventory.objects().at(slot).length;
                 taken.push(waiting);
-                self.inventory.offloads.record_taken(disk, waiting, None);
-            } else if !is_meant && !self.inventory.offloads.is_taken(slot, waiting.version) {
-                self.inventory.offloads.end_move(slot);
+                self.inventory.offloads_mut().record_taken(disk, waiting, None);
+            } else if !is_meant && !self.inventory.offloads().is_taken(slot, waiting.version) {
+                self.inventory.offloads_mut().end_move(slot);
             }
         }
         if taken.is_empty() {
             return Offloaded::default();
         }
-        let wanted = self.inventory.rules.fence(sum).max(FENCE_MIN);
+        let wanted = self.inventory.rules().fence(sum).max(FENCE_MIN);
         let fence = read::grantable_fence(self.inventory, now, wanted);
         let mut objects = Vec::with_capacity(taken.len());
         for waiting in taken {
             let slot = waiting.object;
             let ticket = read::grant_fence(self.inventory, now, slot, fence);
-            self.inventory.offloads.record_taken(disk, waiting, ticket);
-            let object = self.inventory.catalog.objects.at(slot);
+            self.inventory.offloads_mut().record_taken(disk, waiting, ticket);
+            let object = self.inventory.objects().at(slot);
             objects.push(Offload {
-                tenant: self.inventory.catalog.objects.tenant_name(object.tenant).clone(),
-                key: self.inventory.catalog.objects.key(object).to_vec(),
+                tenant: self.inventory.objects().tenant_name(object.tenant).clone(),
+                key: self.inventory.objects().key(object).to_vec(),
                 version: object.version(),
                 length: object.length,
-                places: self.inventory.pool.places(
+                places: self.inventory.pool().places(
                     object.version,
                     object.length,
-                    self.inventory.pool.readable_copies(&object.replicas),
+                    self.inventory.pool().readable_copies(&object.replicas),
                 ),
             });
         }
-        self.inventory.offloads.expect_report(now, disk, sum);
+        self.inventory.offloads_mut().expect_report(now, disk, sum);
         Offloaded { objects, fence }
     }
 }
@@ -354,15 +289,14 @@ impl<'a> DiskCalls<'a> {
     pub fn list(&self) -> Vec<DiskView<'_>> {
         let mut views: Vec<_> = self
             .inventory
-            .pool
-            .disks
+            .disks()
             .kept()
             .map(|(slot, disk)| DiskView {
                 spec: &disk.spec,
                 client: disk.client,
                 used: disk.used,
                 objects: disk.objects,
-                waiting: self.inventory.offloads.waiting_for(slot),
+                waiting: self.inventory.offloads().waiting_for(slot),
                 is_readable: disk.is_readable(),
             })
             .collect();
@@ -400,30 +334,30 @@ impl<'a> DiskCalls<'a> {
 impl OwnDisk<'_> {
     /// Records how many bytes the records take.
     pub fn set_used(&mut self, bytes: u64) {
-        self.inventory.pool.disks.at_mut(self.slot).used = bytes;
+        mounted_disks::set_used(self.inventory, self.slot, bytes);
     }
 
     /// Records that the disk has a record. Returns `false` if it is not the present version of its
     /// object, so that nobody will ask for it.
     pub fn record_added(&mut self, now: Moment, record: &RecordName<'_>) -> bool {
         let Some(object) = self.present_version(now, record) else {
-            let rules = self.inventory.rules.offload.as_ref();
+            let rules = self.inventory.rules().offload.as_ref();
             return rules.is_some_and(|rules| rules.adopts_records) && self.adopt(record);
         };
         let elsewhere = disks::readable_disk(self.inventory, object);
-        let length = self.inventory.catalog.objects.at(object).length;
+        let length = self.inventory.objects().at(object).length;
         if elsewhere.is_some_and(|disk| disk != self.slot) || length != record.length {
             return false;
         }
         self.end_taken(object, record.version);
-        self.inventory.log.counters.offloads_done += 1;
-        self.inventory.log.counters.offloaded_bytes += length;
-        self.inventory.offloads.record_written(self.slot);
-        let is_wanted = self.inventory.offloads.moves_to(object).is_some();
-        self.inventory.offloads.end_move(object);
+        self.inventory.counters_mut().offloads_done += 1;
+        self.inventory.counters_mut().offloaded_bytes += length;
+        self.inventory.offloads_mut().record_written(self.slot);
+        let is_wanted = self.inventory.offloads().moves_to(object).is_some();
+        self.inventory.offloads_mut().end_move(object);
         disks::add_copy(self.inventory, object, self.slot);
         if is_wanted {
-            self.inventory.offloads.record_report(now, self.slot);
+            self.inventory.offloads_mut().record_report(now, self.slot);
             moves::evict_moved(self.inventory, now, object);
         }
         true
@@ -434,11 +368,11 @@ impl OwnDisk<'_> {
     pub fn record_lost(&mut self, now: Moment, record: &RecordName<'_>) {
         let Some(object) = self.present_version(now, record) else { return };
         if self.inventory.disk_copy(object) == Some(self.slot) {
-            self.inventory.log.counters.disk_copies_lost += 1;
+            self.inventory.counters_mut().disk_copies_lost += 1;
             disks::drop_copy(self.inventory, now, object);
         } else if self.end_taken(object, record.version).is_some() {
-            self.inventory.offloads.set_aside(now, object, record.version.0);
-            self.inventory.offloads.record_report(now, self.slot);
+            self.inventory.offloads_mut().set_aside(now, object, record.version.0);
+            self.inventory.offloads_mut().record_report(now, self.slot);
         }
     }
 
@@ -448,47 +382,47 @@ impl OwnDisk<'_> {
         let tries = self.end_taken(object, record.version).unwrap_or(TRIES_MAX);
         let version = record.version.0;
         if tries < TRIES_MAX {
-            self.inventory.offloads.repeat(self.slot, WaitingObject { object, version, tries });
-            self.inventory.log.has_offloads = true;
+            let waiting = WaitingObject { object, version, tries };
+            mounted_disks::repeat_offload(self.inventory, self.slot, waiting);
         } else {
-            self.inventory.log.counters.offloads_failed += 1;
-            self.inventory.offloads.give_up(now, self.slot, (object, version));
+            self.inventory.counters_mut().offloads_failed += 1;
+            self.inventory.offloads_mut().give_up(now, self.slot, (object, version));
         }
-        self.inventory.offloads.record_report(now, self.slot);
+        self.inventory.offloads_mut().record_report(now, self.slot);
     }
 
     /// Records that the owner has named every object that the disk has. Returns `false` if it did not
     /// announce that when it mounted the disk.
     pub fn end_naming(&mut self) -> bool {
-        self.inventory.offloads.end_naming(self.slot)
+        self.inventory.offloads_mut().end_naming(self.slot)
     }
 
     /// Drops those copies on the disk, among the objects of one slice from `next` on, that its owner
     /// did not name. Returns whether it has looked at all objects, or the owner names them anew.
     pub fn drop_unnamed(&mut self, now: Moment, next: &mut u32) -> bool {
-        let count = self.inventory.catalog.objects.slot_count();
+        let count = self.inventory.objects().slot_count();
         let end = next.saturating_add(CONFIRM_SLICE).min(count);
         for object in ObjectSlot::range(*next, end) {
-            let Some(is_named) = self.inventory.offloads.is_named(self.slot, object) else {
+            let Some(is_named) = self.inventory.offloads().is_named(self.slot, object) else {
                 return true;
             };
             let is_lost = !is_named && self.inventory.disk_copy(object) == Some(self.slot);
-            if is_lost && self.inventory.catalog.objects.get(object).is_some() {
+            if is_lost && self.inventory.objects().get(object).is_some() {
                 disks::drop_copy(self.inventory, now, object);
             }
         }
         *next = end;
         if end == count {
-            self.inventory.offloads.forget_named(self.slot);
+            self.inventory.offloads_mut().forget_named(self.slot);
         }
         end == count
     }
 
     /// Finds the object that a record is the present version of.
     fn present_version(&mut self, now: Moment, record: &RecordName<'_>) -> Option<ObjectSlot> {
-        let tenant = self.inventory.catalog.objects.tenant_index(record.tenant)?;
+        let tenant = self.inventory.objects().tenant_index(record.tenant)?;
         let slot = self.inventory.find(now, tenant, record.key)?;
-        let object = self.inventory.catalog.objects.at(slot);
+        let object = self.inventory.objects().at(slot);
         (object.is_complete() && object.version() == record.version).then_some(slot)
     }
 
@@ -497,30 +431,15 @@ impl OwnDisk<'_> {
         let versions = 1..VERSION_MAX - ADOPTED_SKIP;
         let is_sane = record.length > 0 && versions.contains(&record.version.0);
         let (Ok(key), true) = (KeyRef::new(record.key), is_sane) else { return false };
-        let Inventory { catalog, pool, log, next_version, .. } = &mut *self.inventory;
-        let Ok(tenant) = catalog.objects.intern_tenant(record.tenant) else { return false };
-        if catalog.objects.find(tenant, record.key).is_some() {
-            return false;
-        }
-        let Ok(slot) = catalog.objects.insert(tenant, key) else { return false };
-        let object = catalog.objects.at_mut(slot);
-        (object.version, object.length) = (record.version.0, record.length);
-        object.flags.set(Flags::COMPLETE, true);
-        catalog.objects.complete += 1;
-        *next_version = (*next_version).max(record.version.0 + ADOPTED_SKIP);
-        disks::place_copy(catalog, &mut pool.disks, slot, self.slot);
-        if let Some(live) = logged_object(catalog, pool, slot, catalog.objects.at(slot)) {
-            log.effects.record(|| live);
-        }
-        log.counters.records_adopted += 1;
-        log.emit_stored(catalog, slot);
-        self.inventory.offloads.record_named(self.slot, slot);
-        true
+        let version = record.version.0;
+        let object = AdoptedObject { tenant: record.tenant, key, version, length: record.length };
+        mounted_disks::adopt(self.inventory, self.slot, &object)
     }
 
     /// Ends the reading of an object that was handed over. Returns how often it was.
     fn end_taken(&mut self, object: ObjectSlot, version: Version) -> Option<u8> {
-        let (tries, fence) = self.inventory.offloads.end_taken(self.slot, object, version.0)?;
+        let (tries, fence) =
+            self.inventory.offloads_mut().end_taken(self.slot, object, version.0)?;
         if let Some(ticket) = fence {
             self.inventory.release_fence(ticket);
         }
@@ -530,10 +449,10 @@ impl OwnDisk<'_> {
 
 /// Returns the disk of a [`DiskPlace`](crate::state::DiskPlace) of the last call.
 pub fn disk_of(state: &State, disk: DiskSlot) -> &DiskSpec {
-    &state.inventory.pool.disks.at(disk).spec
+    &state.inventory.disks().at(disk).spec
 }
 
 /// Returns the number of changes so far that may let a put go on which waits for disks.
 pub fn disk_progress(state: &State) -> u64 {
-    state.inventory.offloads.progress()
+    state.inventory.offloads().progress()
 }

@@ -20,7 +20,7 @@ use crate::state::{
     },
     catalog::object::{NO_WRITE, REPLICAS_MAX},
     ids::{KeyHash, ObjectSlot, TenantIndex},
-    inventory::{Inventory, errors::other_version, quota::QuotaVerdict},
+    inventory::{Inventory, errors::other_version, puts, quota::QuotaVerdict, segments},
     lease::Timestamp,
     options::{PutOptions, RequestedPin, SoftPin, Terms, check_ttl},
     pool::{
@@ -168,12 +168,11 @@ impl PutCalls<'_> {
         tenant: &TenantId,
     ) -> Result<PutOwner> {
         // In case `advance` is late.
-        self.inventory.pool.segments.open_due(now);
+        segments::open_due(self.inventory, now);
         self.release_due(now);
-        self.inventory.clients.check(client)?;
-        self.inventory.catalog.tenants.check_tenant(tenant)?;
-        let tenant = self.inventory.catalog.objects.intern_tenant(tenant)?;
-        let host = self.inventory.clients.host(client);
+        self.inventory.clients().check(client)?;
+        let tenant = puts::writing_tenant(self.inventory, tenant)?;
+        let host = self.inventory.clients().host(client);
         Ok(PutOwner { client, tenant, host, avoided: SegmentSet::default() })
     }
 
@@ -184,7 +183,7 @@ impl PutCalls<'_> {
             return put_owner;
         }
         let named = &endpoints[..endpoints.len().min(AVOIDED_ENDPOINTS_MAX)];
-        PutOwner { avoided: self.inventory.pool.segments.at_endpoints(named), ..put_owner }
+        PutOwner { avoided: self.inventory.segments().at_endpoints(named), ..put_owner }
     }
 
     /// Returns the hashes of the keys that the owner puts next, and prefetches their table entries.
@@ -193,10 +192,7 @@ impl PutCalls<'_> {
         put_owner: Option<&PutOwner>,
         keys: impl Iterator<Item = &'k [u8]>,
     ) -> Vec<KeyHash> {
-        self.inventory
-            .catalog
-            .objects
-            .prefetch_hashes(put_owner.map(|put_owner| put_owner.tenant), keys)
+        self.inventory.objects().prefetch_hashes(put_owner.map(|put_owner| put_owner.tenant), keys)
     }
 
     /// Allocates the replicas of an object and lets the client write them within the rules'
@@ -247,7 +243,7 @@ impl PutCalls<'_> {
         progress: &mut PutProgress,
     ) -> Result<PutStep> {
         let put_owner = self.put_owner(now, client, tenant)?;
-        let hash = self.inventory.catalog.objects.hash(put_owner.tenant, put.key.as_bytes());
+        let hash = self.inventory.objects().hash(put_owner.tenant, put.key.as_bytes());
         self.put_step_hashed(now, &put_owner, hash, put, progress)
     }
 
@@ -310,7 +306,7 @@ impl PutCalls<'_> {
             Allocation::Pending(pending) => return Ok(PutStep::Pending(pending)),
         };
         // The object may have been evicted with a large group, whose members leave one by one.
-        let existing = existing.filter(|&slot| self.inventory.catalog.objects.get(slot).is_some());
+        let existing = existing.filter(|&slot| self.inventory.objects().get(slot).is_some());
         let slot = match existing {
             Some(slot) => {
                 // An unclaimed object does not block writers, and must not come back.
@@ -319,7 +315,7 @@ impl PutCalls<'_> {
                 }
                 slot
             }
-            None => match self.inventory.catalog.objects.insert_hashed(hash, tenant, put.key) {
+            None => match puts::insert_object(self.inventory, hash, tenant, put.key) {
                 Ok(slot) => slot,
                 Err(error) => {
                     // No client knows of these blocks yet.
@@ -330,20 +326,17 @@ impl PutCalls<'_> {
                 }
             },
         };
-        self.inventory.catalog.tenants.charge(tenant, put.length * replicas.len() as u64);
-        let version = self.inventory.next_version;
-        self.inventory.next_version += 1;
+        let until = now + self.inventory.rules().late_end();
+        let version = puts::begin(self.inventory, slot, tenant, put.length, &replicas, until);
         let started = Started {
             version: Version(version),
-            places: self.inventory.pool.places(version, put.length, replicas.iter()),
+            places: self.inventory.pool().places(version, put.length, replicas.iter()),
         };
-        let until = now + self.inventory.rules.late_end();
-        self.inventory.pool.begin_write(Some(slot), &replicas, until);
         let number = self.writes.insert(Write {
             object: Some(slot),
             hash,
             tenant,
-            next: self.inventory.catalog.objects.at(slot).newest_write,
+            next: self.inventory.objects().at(slot).newest_write,
             version,
             client,
             request: put.request,
@@ -357,7 +350,7 @@ impl PutCalls<'_> {
             group: put.group.into(),
             terms: terms(put),
         });
-        self.inventory.catalog.objects.at_mut(slot).newest_write = number;
+        puts::set_newest(self.inventory, slot, number);
         self.log_put_started(number);
         Ok(PutStep::Started(started))
     }
@@ -398,7 +391,7 @@ impl PutCalls<'_> {
             let request = AllocRequest { filter: SegmentFilter::All, ..request };
             allocated = self.reclaimer().allocate_copies(now, &request, &mut progress.search);
         }
-        self.inventory.log.counters.puts_without_room += u64::from(allocated.is_err());
+        self.inventory.counters_mut().puts_without_room += u64::from(allocated.is_err());
         allocated
     }
 
@@ -416,8 +409,8 @@ impl PutCalls<'_> {
     ) -> Result<()> {
         let (_, number) = self.find_write(now, client, tenant, &put)?;
         self.writes.renew(number, now);
-        let until = now + self.inventory.rules.late_end();
-        self.inventory.pool.extend_write(&self.writes.at(number).replicas, until);
+        let until = now + self.inventory.rules().late_end();
+        puts::extend(self.inventory, &self.writes.at(number).replicas, until);
         Ok(())
     }
 
@@ -467,12 +460,10 @@ impl PutCalls<'_> {
             let error = Error::new(ErrorCode::REPLICA_IS_GONE, "no copy of the object is left")
                 .with(
                     "key",
-                    Printed(
-                        self.inventory.catalog.objects.key(self.inventory.catalog.objects.at(slot)),
-                    ),
+                    Printed(self.inventory.objects().key(self.inventory.objects().at(slot))),
                 )
                 .with("version", put.version);
-            self.inventory.catalog.remove_if_empty(slot);
+            self.inventory.remove_if_empty(slot);
             return Err(error);
         }
         let late_until = self.late_until(now, &write, late);
@@ -481,7 +472,7 @@ impl PutCalls<'_> {
         if let Err(error) = self.check_version(slot, if_version.map(Version)) {
             self.log_put_dropped(write.version);
             self.release_put_memory(now, &write, late_until);
-            self.inventory.catalog.remove_if_empty(slot);
+            self.inventory.remove_if_empty(slot);
             return Err(error);
         }
         if is_late {
@@ -491,9 +482,7 @@ impl PutCalls<'_> {
         }
         self.publish(now, slot, write, (&put, &failed));
         if late_until > now.into() {
-            let object = self.inventory.catalog.objects.at_mut(slot);
-            object.protection.extend_fence(late_until.moment());
-            self.inventory.catalog.groups.record_protection(slot);
+            puts::await_late_bytes(self.inventory, slot, late_until.moment());
         }
         Ok(())
     }
@@ -515,7 +504,7 @@ impl PutCalls<'_> {
         self.log_put_dropped(write.version);
         self.drop_failed_copies(now, &mut write, put.failed_replicas);
         self.release_put_memory(now, &write, Timestamp::default());
-        self.inventory.catalog.remove_if_empty(slot);
+        self.inventory.remove_if_empty(slot);
         Ok(())
     }
 
@@ -535,14 +524,14 @@ impl PutCalls<'_> {
         match put.options.soft_pin {
             SoftPin::Preserve => Ok(RequestedPin::Preserve),
             SoftPin::Disable => Ok(RequestedPin::None),
-            SoftPin::Enable(None) => Ok(RequestedPin::For(self.inventory.rules.soft_pin_ttl)),
-            SoftPin::Enable(Some(ttl)) if ttl <= self.inventory.rules.soft_pin_ttl_max => {
+            SoftPin::Enable(None) => Ok(RequestedPin::For(self.inventory.rules().soft_pin_ttl)),
+            SoftPin::Enable(Some(ttl)) if ttl <= self.inventory.rules().soft_pin_ttl_max => {
                 Ok(RequestedPin::For(ttl))
             }
             SoftPin::Enable(Some(ttl)) => Err(Error::invalid("the soft pin is too long")
                 .with("key", put.key)
                 .with("ttl_ms", ttl.as_millis())
-                .with("limit_ms", self.inventory.rules.soft_pin_ttl_max.as_millis())),
+                .with("limit_ms", self.inventory.rules().soft_pin_ttl_max.as_millis())),
         }
     }
 
@@ -556,7 +545,7 @@ impl PutCalls<'_> {
     ) -> Option<ObjectSlot> {
         let slot = self.inventory.find_hashed(now, hash, tenant, key.as_bytes())?;
         self.discard_stale_writes(now, slot);
-        self.inventory.catalog.objects.get(slot).map(|_| slot)
+        self.inventory.objects().get(slot).map(|_| slot)
     }
 
     /// Returns the earlier result if this call is a repetition.
@@ -567,19 +556,23 @@ impl PutCalls<'_> {
         if put.request == 0 {
             return None;
         }
-        let writes = self.writes.chain(self.inventory.catalog.objects.at(slot).newest_write);
+        let writes = self.writes.chain(self.inventory.objects().at(slot).newest_write);
         let write = writes.map(|number| self.writes.at(number)).find(is_same)?;
         Some(Started {
             version: Version(write.version),
-            places: self.inventory.pool.places(write.version, write.length, write.replicas.iter()),
+            places: self.inventory.pool().places(
+                write.version,
+                write.length,
+                write.replicas.iter(),
+            ),
         })
     }
 
     /// Checks that the put exceeds neither the objects of its tenant nor the unfinished puts of its
     /// client: each takes memory of the master, however few bytes it has.
     fn check_counts(&mut self, owner: &PutOwner, is_new: bool, key: KeyRef<'_>) -> Result<()> {
-        let rules = &self.inventory.rules;
-        let objects = self.inventory.catalog.objects.count_of(owner.tenant);
+        let rules = self.inventory.rules();
+        let objects = self.inventory.objects().count_of(owner.tenant);
         let puts_max = rules.unfinished_puts_per_client_max;
         // No client has more puts than all of them together.
         let may_exceed = self.writes.len() as u64 >= puts_max;
@@ -601,7 +594,7 @@ impl PutCalls<'_> {
             } else {
                 return Ok(());
             };
-        self.inventory.log.counters.puts_over_count += 1;
+        self.inventory.counters_mut().puts_over_count += 1;
         let error = Error::new(code, text).with("key", key);
         Err(error.with("limit", limit).with("option", format_args!("--{option}")))
     }
@@ -609,17 +602,17 @@ impl PutCalls<'_> {
     /// Checks that the object has the version that a put replaces.
     fn check_version(&self, slot: ObjectSlot, expected: Option<Version>) -> Result<()> {
         let Some(expected) = expected else { return Ok(()) };
-        let object = self.inventory.catalog.objects.at(slot);
+        let object = self.inventory.objects().at(slot);
         let present = object.is_complete().then(|| object.version());
         if present == Some(expected) {
             return Ok(());
         }
-        Err(other_version(self.inventory.catalog.objects.key(object), expected, present))
+        Err(other_version(self.inventory.objects().key(object), expected, present))
     }
 
     /// Checks whether a put of an existing key may start.
     fn check_existing(&self, slot: ObjectSlot, is_replacing: bool) -> Result<()> {
-        let object = self.inventory.catalog.objects.at(slot);
+        let object = self.inventory.objects().at(slot);
         let is_hidden = self.inventory.is_unclaimed(slot) || self.inventory.is_unreachable(slot);
         let is_free = is_hidden && object.newest_write == NO_WRITE;
         if !is_replacing && !is_free {
@@ -627,13 +620,13 @@ impl PutCalls<'_> {
                 true => "an object with that key exists",
                 false => "another put of that key is unfinished",
             };
-            let key = Printed(self.inventory.catalog.objects.key(object));
+            let key = Printed(self.inventory.objects().key(object));
             return Err(Error::new(ErrorCode::OBJECT_ALREADY_EXISTS, why).with("key", key));
         }
         let writers = self.writes.chain(object.newest_write).count();
         if writers >= WRITERS_PER_KEY_MAX {
             return Err(Error::new(ErrorCode::OBJECT_REPLICA_BUSY, "too many writers of one key")
-                .with("key", Printed(self.inventory.catalog.objects.key(object)))
+                .with("key", Printed(self.inventory.objects().key(object)))
                 .with("limit", WRITERS_PER_KEY_MAX));
         }
         Ok(())
@@ -656,9 +649,8 @@ pub(in crate::state) fn unfinished_put(
     tenant: &TenantId,
     key: &[u8],
 ) -> Option<UnfinishedPut> {
-    let slot =
-        inventory.catalog.objects.find(inventory.catalog.objects.tenant_index(tenant)?, key)?;
-    let object = inventory.catalog.objects.at(slot);
+    let slot = inventory.objects().find(inventory.objects().tenant_index(tenant)?, key)?;
+    let object = inventory.objects().at(slot);
     if object.is_complete() && !inventory.is_unclaimed(slot) && !inventory.is_unreachable(slot) {
         return None;
     }

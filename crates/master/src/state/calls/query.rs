@@ -10,7 +10,7 @@ use crate::state::{
     inventory::{
         Inventory,
         disks::readable_disk,
-        removal::{Protection, RemovalTerms, SLICE, SparedObjects},
+        removal::{Protection, RemovalTerms, SLICE, SparedObjects, report_cleared},
     },
 };
 
@@ -218,23 +218,22 @@ impl Removal {
 impl Removal {
     /// Runs one slice of a self. Returns whether it is done.
     pub(in crate::state) fn step(&mut self, now: Moment, inventory: &mut Inventory) -> bool {
-        let Some(tenant) = inventory.catalog.objects.tenant_index(&self.tenant) else {
+        let Some(tenant) = inventory.objects().tenant_index(&self.tenant) else {
             return true;
         };
         self.match_keys();
         for (slot, key) in std::mem::take(&mut self.candidates.found) {
             if self.is_candidate(inventory, slot, tenant)
-                && inventory.catalog.objects.key(inventory.catalog.objects.at(slot)) == &key[..]
+                && inventory.objects().key(inventory.objects().at(slot)) == &key[..]
             {
                 self.remove_selected(now, inventory, slot);
             }
         }
         let is_pattern = matches!(self.selector, Selector::Regex(_));
         let (mut end, mut bytes) = (self.next_slot, 0);
-        for slot in ObjectSlot::range(
-            self.next_slot,
-            end_of_slice(&inventory.catalog.objects, self.next_slot),
-        ) {
+        for slot in
+            ObjectSlot::range(self.next_slot, end_of_slice(inventory.objects(), self.next_slot))
+        {
             if bytes >= SLICE_KEY_BYTES {
                 break;
             }
@@ -242,7 +241,7 @@ impl Removal {
             if !self.is_candidate(inventory, slot, tenant) {
                 continue;
             }
-            let key = inventory.catalog.objects.key(inventory.catalog.objects.at(slot));
+            let key = inventory.objects().key(inventory.objects().at(slot));
             if is_pattern {
                 bytes += key.len();
                 self.candidates.push(slot, key);
@@ -251,19 +250,17 @@ impl Removal {
             }
         }
         self.next_slot = end;
-        let is_done =
-            end == inventory.catalog.objects.slot_count() && self.candidates.found.is_empty();
-        let is_clear =
-            matches!(self.selector, Selector::All) && inventory.catalog.objects.complete == 0;
+        let is_done = end == inventory.objects().slot_count() && self.candidates.found.is_empty();
+        let is_clear = matches!(self.selector, Selector::All) && inventory.objects().complete == 0;
         if is_done && is_clear && self.removed > 0 {
-            inventory.log.emit_cleared(&self.tenant);
+            report_cleared(inventory, &self.tenant);
         }
         is_done
     }
 
     /// Returns whether the removal asks for the object if its key is selected.
     fn is_candidate(&self, inventory: &Inventory, slot: ObjectSlot, tenant: TenantIndex) -> bool {
-        let found = inventory.catalog.objects.get(slot);
+        let found = inventory.objects().get(slot);
         found.is_some_and(|object| object.tenant == tenant && object.is_complete())
     }
 
@@ -272,7 +269,7 @@ impl Removal {
     fn remove_selected(&mut self, now: Moment, inventory: &mut Inventory, slot: ObjectSlot) {
         let protection = match inventory.is_unclaimed(slot) {
             true => None,
-            false => self.terms.protection(now, inventory.catalog.objects.at(slot)),
+            false => self.terms.protection(now, inventory.objects().at(slot)),
         };
         match protection {
             None => {}
@@ -290,14 +287,14 @@ impl Removal {
 impl Listing {
     /// Runs one slice of a self. Returns whether the page is complete. Grants no lease.
     pub(in crate::state) fn step(&mut self, inventory: &Inventory, writes: &Writes) -> bool {
-        let Some(tenant) = inventory.catalog.objects.tenant_index(&self.tenant) else {
+        let Some(tenant) = inventory.objects().tenant_index(&self.tenant) else {
             return true;
         };
         self.match_keys();
         for (slot, key) in std::mem::take(&mut self.candidates.found) {
-            if let Some(object) = inventory.catalog.objects.get(slot)
+            if let Some(object) = inventory.objects().get(slot)
                 && object.tenant == tenant
-                && inventory.catalog.objects.key(object) == &key[..]
+                && inventory.objects().key(object) == &key[..]
                 && self.is_wanted(&key)
                 && let Some(summary) = summary(inventory, writes, slot, object)
             {
@@ -306,20 +303,19 @@ impl Listing {
         }
         let is_pattern = matches!(self.selector, Selector::Regex(_));
         let (mut end, mut bytes) = (self.next_slot, 0);
-        for slot in ObjectSlot::range(
-            self.next_slot,
-            end_of_slice(&inventory.catalog.objects, self.next_slot),
-        ) {
+        for slot in
+            ObjectSlot::range(self.next_slot, end_of_slice(inventory.objects(), self.next_slot))
+        {
             if bytes >= SLICE_KEY_BYTES {
                 break;
             }
             end += 1;
             let Some(object) =
-                inventory.catalog.objects.get(slot).filter(|object| object.tenant == tenant)
+                inventory.objects().get(slot).filter(|object| object.tenant == tenant)
             else {
                 continue;
             };
-            let key = inventory.catalog.objects.key(object);
+            let key = inventory.objects().key(object);
             if !self.is_wanted(key) {
                 continue;
             }
@@ -334,7 +330,7 @@ impl Listing {
             }
         }
         self.next_slot = end;
-        end == inventory.catalog.objects.slot_count() && self.candidates.found.is_empty()
+        end == inventory.objects().slot_count() && self.candidates.found.is_empty()
     }
 }
 
@@ -369,9 +365,10 @@ fn summary(
     slot: ObjectSlot,
     object: &Object,
 ) -> Option<ObjectSummary> {
-    let key = inventory.catalog.objects.object_key(object);
+    let key = inventory.objects().object_key(object);
     let disk_replicas = u32::from(readable_disk(inventory, slot).is_some());
-    let replicas = inventory.pool.readable_copies(&object.replicas).count() as u32 + disk_replicas;
+    let replicas =
+        inventory.pool().readable_copies(&object.replicas).count() as u32 + disk_replicas;
     if replicas > 0 {
         let (length, state) = (object.length, ObjectState::Complete);
         return Some(ObjectSummary { key, length, state, replicas, disk_replicas });

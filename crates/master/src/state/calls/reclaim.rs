@@ -6,7 +6,6 @@
 //! evictable objects (`window.rs`). A search that takes longer goes on in slices, between
 //! which the state is unlocked, and what it evicted is kept for it.
 
-pub(in crate::state) mod ahead;
 pub(in crate::state) mod free_memory;
 pub(in crate::state) mod out_of_space;
 pub(in crate::state) mod search;
@@ -17,13 +16,10 @@ use mooncake_base::{Moment, Result};
 
 pub(in crate::state) use self::search::{SearchId, Searches};
 use crate::state::{
-    inventory::{Inventory, moves},
+    inventory::{Inventory, memory, moves, releases},
     pool::{allocator::footprint, request::AllocRequest},
     replica::Replicas,
 };
-
-/// Blocks that are freed at a time because they are due.
-const RELEASE_SLICE: usize = 1024;
 
 /// The reason why an allocation cannot go on at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,19 +63,19 @@ impl Reclaimer<'_> {
         search: &mut Option<SearchId>,
     ) -> Result<Allocation> {
         let open =
-            self.inventory.pool.segments.open().iter().filter(|&&slot| request.filter.admits(slot));
+            self.inventory.segments().open().iter().filter(|&&slot| request.filter.admits(slot));
         let Some(need) = footprint(request.length) else {
             return Err(self.too_large_error(now, request));
         };
         let possible =
-            open.filter(|&&slot| self.inventory.pool.segments.at(slot).allocator.length() >= need);
+            open.filter(|&&slot| self.inventory.segments().at(slot).allocator.length() >= need);
         let copies = possible.take(request.replicas as usize).count();
         let mut replicas = Replicas::default();
         if search.is_none() {
             if copies == 0 {
                 return self.await_segment(now, request);
             }
-            let tried = self.inventory.pool.try_allocate(request, copies, &mut replicas);
+            let tried = memory::allocate(self.inventory, request, copies, &mut replicas);
             self.searches.steps += tried as u64;
         }
         if replicas.len() < copies || search.is_some() {
@@ -92,9 +88,9 @@ impl Reclaimer<'_> {
             }
         }
         if replicas.len() < request.replicas as usize {
-            self.inventory.log.counters.puts_with_fewer_copies += 1;
+            self.inventory.counters_mut().puts_with_fewer_copies += 1;
         }
-        self.prepare_ahead(now, need, request.spared);
+        releases::prepare_ahead(self.inventory, now, need, request.spared);
         Ok(Allocation::Ready(replicas))
     }
 
@@ -102,24 +98,12 @@ impl Reclaimer<'_> {
     fn await_segment(&mut self, now: Moment, request: &AllocRequest<'_>) -> Result<Allocation> {
         match self
             .inventory
-            .pool
+            .pool()
             .unsynced_until()
-            .filter(|_| self.inventory.pool.has_unsynced_mounts())
+            .filter(|_| self.inventory.pool().has_unsynced_mounts())
         {
             Some(position) => Ok(Allocation::Pending(Pending::Sync(position))),
             None => Err(self.too_large_error(now, request)),
         }
-    }
-
-    /// Frees memory that is due, in case `advance` is late. Returns whether there was any.
-    fn release_due(&mut self, now: Moment) -> bool {
-        let mut has_any = self.inventory.pool.release_synced();
-        for _ in 0..RELEASE_SLICE {
-            if !self.inventory.pool.free_due_quarantine(now) {
-                break;
-            }
-            has_any = true;
-        }
-        has_any
     }
 }

@@ -215,17 +215,17 @@ impl TaskCalls<'_> {
             return Ok(id);
         }
         let (NewTask::Copy { key, .. } | NewTask::Move { key, .. }) = new;
-        let number = self.inventory.catalog.objects.tenant_index(tenant);
+        let number = self.inventory.objects().tenant_index(tenant);
         let slot = number.and_then(|tenant| self.inventory.find(now, tenant, key));
         let slot = slot.ok_or_else(|| not_found(key))?;
-        if !self.inventory.catalog.objects.at(slot).is_complete() {
+        if !self.inventory.objects().at(slot).is_complete() {
             return Err(not_ready(key));
         }
         let (kind, goal) = self.goal(slot, new)?;
-        if self.tasks.pending() >= self.inventory.rules.tasks.pending_max {
+        if self.tasks.pending() >= self.inventory.rules().tasks.pending_max {
             let why = "too many pending tasks";
             return Err(Error::new(ErrorCode::TASK_PENDING_LIMIT_EXCEEDED, why)
-                .with("limit", self.inventory.rules.tasks.pending_max));
+                .with("limit", self.inventory.rules().tasks.pending_max));
         }
         Ok(self.add_task(now, slot, kind, goal, TaskSource::Caller(item)))
     }
@@ -260,12 +260,12 @@ impl TaskCalls<'_> {
         limit: usize,
         bytes: u64,
     ) -> Result<Vec<Work>> {
-        self.inventory.clients.check(client)?;
+        self.inventory.clients().check(client)?;
         self.puts().release_due(now);
         let (mut work, mut fetched): (Vec<Work>, u64) = (Vec::new(), 0);
         let steps = self.searches.steps;
         for id in self.tasks.due(now, client) {
-            let left = self.tasks.processing_left(self.inventory.rules.tasks.processing_max);
+            let left = self.tasks.processing_left(self.inventory.rules().tasks.processing_max);
             if work.len() >= limit.min(work.len() + left) || (fetched >= bytes && !work.is_empty())
             {
                 break;
@@ -313,9 +313,9 @@ impl TaskCalls<'_> {
         goal: Goal,
         source: TaskSource,
     ) -> TaskId {
-        let object = self.inventory.catalog.objects.at(slot);
+        let object = self.inventory.objects().at(slot);
         let (version, tenant) = (object.version, object.tenant);
-        let key = self.inventory.catalog.objects.object_key(object);
+        let key = self.inventory.objects().object_key(object);
         let subject = Subject { slot, version, tenant, key };
         let id = self.tasks.insert(Task::new(now, kind, goal, subject, source));
         self.log_task(id);
@@ -327,19 +327,19 @@ impl TaskCalls<'_> {
     fn queue_task(&mut self, now: Moment, id: TaskId) {
         self.assign_task(now, id, now, None);
         let is_of_job = self.tasks.get(id).is_some_and(|task| task.job.is_some());
-        if !is_of_job && !self.inventory.rules.tasks.pending_timeout.is_zero() {
-            self.set_task_timer(id, now + self.inventory.rules.tasks.pending_timeout);
+        if !is_of_job && !self.inventory.rules().tasks.pending_timeout.is_zero() {
+            self.set_task_timer(id, now + self.inventory.rules().tasks.pending_timeout);
         }
     }
 
     /// Returns the object of the task, if its version is still the same.
     fn subject(&self, task: &Task) -> Option<&Object> {
-        let object = self.inventory.catalog.objects.get(task.subject.slot)?;
+        let object = self.inventory.objects().get(task.subject.slot)?;
         (object.is_complete() && object.version == task.subject.version).then_some(object)
     }
 
     fn goal(&self, slot: ObjectSlot, new: NewTask<'_>) -> Result<(TaskKind, Goal)> {
-        let known = |name: &str| match self.inventory.pool.segments.named(name) {
+        let known = |name: &str| match self.inventory.segments().named(name) {
             [] => Err(unknown_segment(name)),
             slots => Ok(slots),
         };
@@ -360,7 +360,7 @@ impl TaskCalls<'_> {
                 }
                 let from = known(source)?;
                 known(target)?;
-                let copies = &self.inventory.catalog.objects.at(slot).replicas[..];
+                let copies = &self.inventory.objects().at(slot).replicas[..];
                 // An object that only a disk has is brought into the memory of the target.
                 if !copies.is_empty() && !copies.iter().any(|copy| from.contains(&copy.segment)) {
                     let why = "the object has no replica in the source";
@@ -376,9 +376,9 @@ impl TaskCalls<'_> {
     fn sources(&self, goal: &Goal) -> Vec<SegmentSlot> {
         match goal {
             Goal::Copy { .. } => Vec::new(),
-            Goal::Move { source, .. } => self.inventory.pool.segments.named(source).to_vec(),
+            Goal::Move { source, .. } => self.inventory.segments().named(source).to_vec(),
             Goal::Evacuate { source, .. } => {
-                self.inventory.pool.segments.by_id(*source).into_iter().collect()
+                self.inventory.segments().by_id(*source).into_iter().collect()
             }
         }
     }
@@ -398,7 +398,7 @@ impl TaskCalls<'_> {
         };
         let sources = self.sources(&task.goal);
         let holders = object.replicas.iter().filter_map(|copy| {
-            let segment = self.inventory.pool.segments.at(copy.segment);
+            let segment = self.inventory.segments().at(copy.segment);
             segment.is_mounted().then_some((copy, segment))
         });
         // The owner of the replica to be removed is preferred: it writes out of its own memory. A

@@ -71,7 +71,7 @@ impl ObjectView {
         key: &[u8],
         writes: &Writes,
     ) -> mooncake_base::Result<Self> {
-        let catalog = &inventory.catalog;
+        let catalog = inventory.catalog();
         let found = catalog
             .objects
             .tenant_index(tenant)
@@ -81,7 +81,7 @@ impl ObjectView {
         let object = catalog.objects.at(slot);
         let is_complete = object.is_complete();
         let copies = object.replicas.iter().map(|copy| {
-            let segment = inventory.pool.segments.at(copy.segment);
+            let segment = inventory.segments().at(copy.segment);
             CopyView {
                 segment: segment.spec.name.clone(),
                 endpoint: segment.spec.endpoint.clone(),
@@ -95,7 +95,7 @@ impl ObjectView {
             }
         });
         let disk = inventory.disk_copy(slot).map(|disk| {
-            let disk = inventory.pool.disks.at(disk);
+            let disk = inventory.disks().at(disk);
             CopyView {
                 segment: disk.spec.name.clone(),
                 endpoint: disk.spec.address.clone(),

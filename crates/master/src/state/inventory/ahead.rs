@@ -93,34 +93,32 @@ impl Ahead {
     }
 }
 
-impl Inventory {
-    /// Evicts ahead of need, a slice at a time. Returns when to continue.
-    pub(in crate::state) fn evict_ahead(&mut self, now: Moment) -> Option<Moment> {
-        let excess = excess_ahead(self);
-        self.is_evicting = excess.is_some();
-        let excess = excess?;
-        let goal = self.log.counters.evicted_bytes + excess;
-        self.catalog.unpark_due(now, self.pool.disks.is_empty());
-        moves::move_excess(self, now, excess);
-        let (mut steps, mut moving) = (AHEAD_SLICE, Moving::default());
-        let mut next = now;
-        while steps > 0 && self.log.counters.evicted_bytes + moving.bytes < goal {
-            let is_any = evict_next(self, now, EvictionPass::Plain, &mut moving, &mut steps)
-                || evict_next(self, now, EvictionPass::Soft, &mut moving, &mut steps);
-            if !is_any {
-                next = now + AHEAD_RETRY;
-                break;
-            }
-        }
-        if !moving.objects.is_empty() {
-            // They are evicted when their disks have them.
+/// Evicts ahead of need, a slice at a time. Returns when to continue.
+pub(in crate::state) fn evict_ahead(inventory: &mut Inventory, now: Moment) -> Option<Moment> {
+    let excess = excess_ahead(inventory);
+    inventory.is_evicting = excess.is_some();
+    let excess = excess?;
+    let goal = inventory.log.counters.evicted_bytes + excess;
+    inventory.catalog.unpark_due(now, inventory.pool.disks.is_empty());
+    moves::move_excess(inventory, now, excess);
+    let (mut steps, mut moving) = (AHEAD_SLICE, Moving::default());
+    let mut next = now;
+    while steps > 0 && inventory.log.counters.evicted_bytes + moving.bytes < goal {
+        let is_any = evict_next(inventory, now, EvictionPass::Plain, &mut moving, &mut steps)
+            || evict_next(inventory, now, EvictionPass::Soft, &mut moving, &mut steps);
+        if !is_any {
             next = now + AHEAD_RETRY;
+            break;
         }
-        for object in moving.objects.into_iter().rev() {
-            self.catalog.put_back(object);
-        }
-        Some(next)
     }
+    if !moving.objects.is_empty() {
+        // They are evicted when their disks have them.
+        next = now + AHEAD_RETRY;
+    }
+    for object in moving.objects.into_iter().rev() {
+        inventory.catalog.put_back(object);
+    }
+    Some(next)
 }
 
 /// Takes the next object of an order and evicts it if that is allowed. Returns whether there
@@ -151,6 +149,14 @@ fn evict_next(
         Verdict::Skip | Verdict::Unfinished => inventory.catalog.put_back(object),
     }
     true
+}
+
+#[cfg(test)]
+impl Inventory {
+    /// Forgets that puts waited for the log: no more objects are released ahead.
+    pub(in crate::state) fn stop_releases(&mut self) {
+        self.ahead = Ahead::default();
+    }
 }
 
 /// Returns how many bytes are to be evicted ahead of need, if eviction has begun or should begin.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mooncake_base::{ClientId, Error, ErrorCode, Moment, Result};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::state::{ids::ObjectSlot, inventory::Inventory, pool::segment::Segments};
+use crate::state::{ids::ObjectSlot, inventory::Inventory, pool::segment::Segments, timer::Timer};
 
 /// Maximum number of clients.
 pub(in crate::state) const CLIENTS_MAX: usize = 65_536;
@@ -13,14 +13,14 @@ pub(in crate::state) const CLIENTS_MAX: usize = 65_536;
 /// Registered clients.
 #[derive(Debug, Default)]
 pub(in crate::state) struct Clients {
-    pub(in crate::state) by_id: FxHashMap<ClientId, Client>,
+    by_id: FxHashMap<ClientId, Client>,
     /// Registered clients that asked for the SSD tier.
-    pub(in crate::state) offloading: FxHashSet<ClientId>,
-    pub(in crate::state) registrations: u64,
+    offloading: FxHashSet<ClientId>,
+    registrations: u64,
     /// Number of suspect clients.
-    pub(in crate::state) suspects: usize,
+    suspects: usize,
     /// Expired clients that were not taken yet.
-    pub(in crate::state) expired: Vec<ExpiredClient>,
+    expired: Vec<ExpiredClient>,
 }
 
 /// A client that expired, and what its segments held.
@@ -72,6 +72,11 @@ impl Clients {
     /// `CLIENT_NOT_FOUND`.
     pub(in crate::state) fn check(&self, client: ClientId) -> Result<()> {
         if self.by_id.contains_key(&client) { Ok(()) } else { Err(unknown(client)) }
+    }
+
+    /// Returns a client, if it is registered.
+    pub(in crate::state) fn get(&self, client: ClientId) -> Option<&Client> {
+        self.by_id.get(&client)
     }
 
     /// Returns a registered client.
@@ -140,39 +145,110 @@ impl Clients {
     }
 }
 
-impl Inventory {
-    /// Returns whether a client that asked for the SSD tier has a replica of the object.
-    pub(in crate::state) fn wants_offload(&self, object: ObjectSlot) -> bool {
-        let offloading = &self.clients.offloading;
-        !offloading.is_empty()
-            && self
-                .catalog
-                .objects
-                .at(object)
-                .replicas
-                .iter()
-                .any(|replica| offloading.contains(&self.pool.segments.at(replica.segment).client))
-    }
+/// Returns whether a client that asked for the SSD tier has a replica of the object.
+pub(in crate::state) fn wants_offload(inventory: &Inventory, object: ObjectSlot) -> bool {
+    let offloading = &inventory.clients.offloading;
+    !offloading.is_empty()
+        && inventory
+            .catalog
+            .objects
+            .at(object)
+            .replicas
+            .iter()
+            .any(|replica| offloading.contains(&inventory.pool.segments.at(replica.segment).client))
+}
 
-    /// Records that the master could not answer since `since`. The next run of the timers extends the
-    /// time of all clients by that.
-    pub(in crate::state) fn record_stall(&mut self, since: Moment) {
-        self.advanced = self.advanced.map(|last| last.min(since));
-    }
+/// Records that the master could not answer since `since`. The next run of the timers extends the
+/// time of all clients by that.
+pub(in crate::state) fn record_stall(inventory: &mut Inventory, since: Moment) {
+    inventory.advanced = inventory.advanced.map(|last| last.min(since));
+}
 
-    /// Extends the time of all clients by a pause of the master, in which no heartbeat could
-    /// arrive.
-    pub(in crate::state) fn compensate_stall(&mut self, now: Moment) {
-        let Some(last) = self.advanced.replace(now) else { return };
-        let pause = now.since(last);
-        if pause <= self.rules.stall() {
-            return;
-        }
-        for client in self.clients.by_id.values_mut() {
-            client.last_heartbeat = now.min(client.last_heartbeat + pause);
-        }
-        self.recovery.record_pause(now, pause, &self.rules);
+/// Extends the time of all clients by a pause of the master, in which no heartbeat could
+/// arrive.
+pub(in crate::state) fn compensate_stall(inventory: &mut Inventory, now: Moment) {
+    let Some(last) = inventory.advanced.replace(now) else { return };
+    let pause = now.since(last);
+    if pause <= inventory.rules.stall() {
+        return;
     }
+    for client in inventory.clients.by_id.values_mut() {
+        client.last_heartbeat = now.min(client.last_heartbeat + pause);
+    }
+    inventory.recovery.record_pause(now, pause, &inventory.rules);
+}
+
+/// Registers a client that is not yet, and sets its timer.
+pub(in crate::state) fn register(
+    inventory: &mut Inventory,
+    now: Moment,
+    client: ClientId,
+    host: Box<str>,
+) {
+    let Inventory { clients, timers, rules, .. } = inventory;
+    clients.registrations += 1;
+    let registration = clients.registrations;
+    let new = Client {
+        host: host.into(),
+        last_heartbeat: now,
+        last_heard: now,
+        is_suspect: false,
+        is_disconnected: false,
+        registration,
+        sequence: 0,
+    };
+    clients.by_id.insert(client, new);
+    timers.push(now + rules.client_ttl, Timer::Client(client, registration));
+}
+
+/// Sets the host of a client.
+pub(in crate::state) fn set_host(inventory: &mut Inventory, client: ClientId, host: Box<str>) {
+    if let Some(known) = inventory.clients.by_id.get_mut(&client) {
+        known.host = host.into();
+    }
+}
+
+/// Records a heartbeat. Returns whether the client was suspect; `None` if it is unknown.
+pub(in crate::state) fn record_heartbeat(
+    inventory: &mut Inventory,
+    now: Moment,
+    client: ClientId,
+) -> Option<bool> {
+    let clients = &mut inventory.clients;
+    let known = clients.by_id.get_mut(&client)?;
+    known.last_heartbeat = known.last_heartbeat.max(now);
+    known.last_heard = known.last_heard.max(now);
+    known.is_disconnected = false;
+    let was_suspect = std::mem::take(&mut known.is_suspect);
+    clients.suspects -= usize::from(was_suspect);
+    Some(was_suspect)
+}
+
+/// Makes a client suspect. Returns `false` if it is unknown, or was suspect before.
+pub(in crate::state) fn suspect(inventory: &mut Inventory, client: ClientId) -> bool {
+    let clients = &mut inventory.clients;
+    let Some(known) = clients.by_id.get_mut(&client) else { return false };
+    let is_new = !std::mem::replace(&mut known.is_suspect, true);
+    clients.suspects += usize::from(is_new);
+    is_new
+}
+
+/// Records that a client has expired, and what its segments hold.
+pub(in crate::state) fn record_expired(inventory: &mut Inventory, client: ClientId) {
+    let Inventory { clients, pool, log, .. } = inventory;
+    log.counters.clients_expired += 1;
+    if clients.expired.len() < CLIENTS_MAX {
+        clients.expired.push(ExpiredClient::of(client, &pool.segments));
+    }
+}
+
+/// Forgets a client. Returns whether it was known.
+pub(in crate::state) fn forget(inventory: &mut Inventory, client: ClientId) -> bool {
+    let clients = &mut inventory.clients;
+    let known = clients.by_id.remove(&client);
+    clients.suspects -= usize::from(known.as_ref().is_some_and(|known| known.is_suspect));
+    clients.offloading.remove(&client);
+    known.is_some()
 }
 
 fn unknown(client: ClientId) -> Error {

@@ -6,7 +6,9 @@ use crate::state::{
     catalog::{group::GROUP_SLICE, object::Flags, order::EvictionPass},
     ids::ObjectSlot,
     inventory::{
-        Inventory, disks,
+        Inventory,
+        clients::wants_offload,
+        disks,
         moves::{self, MemoryHold},
     },
     lease::Timestamp,
@@ -48,7 +50,7 @@ impl Inventory {
         }
         let flags = self.catalog.objects.at(object).flags;
         if flags.has(Flags::GROUPED) {
-            return self.classify_group(now, object, pass, spared, steps);
+            return classify_group(self, now, object, pass, spared, steps);
         }
         if spared == Some(object) {
             return Verdict::Skip;
@@ -60,60 +62,6 @@ impl Inventory {
             Verdict::Demote
         } else if hold == MemoryHold::Move {
             Verdict::Move
-        } else {
-            Verdict::Evict
-        }
-    }
-
-    /// Decides whether the group of an object may be evicted, like [`classify`](Self::classify).
-    fn classify_group(
-        &mut self,
-        now: Moment,
-        object: ObjectSlot,
-        pass: EvictionPass,
-        spared: Option<ObjectSlot>,
-        steps: &mut usize,
-    ) -> Verdict {
-        // A group is not looked through while the member that kept it before still does.
-        let blocker = self.catalog.groups.blocker(object);
-        if let Some(MemoryHold::Until(end)) =
-            blocker.map(|member| moves::memory_hold(self, now, member))
-        {
-            return Verdict::Wait(end);
-        }
-        let group = self.catalog.groups.index(object);
-        if spared.is_some_and(|spared| self.catalog.groups.index(spared) == group) {
-            return Verdict::Skip;
-        }
-        let members = self.catalog.groups.members(object);
-        let mut examined = self.catalog.groups.examined(object);
-        // A small group is examined at once.
-        let slice = (*steps).max(GROUP_SLICE);
-        let (mut found, mut first_to_move) = (None, None);
-        for &member in members[examined..].iter().take(slice) {
-            match moves::memory_hold(self, now, member) {
-                MemoryHold::Until(end) => {
-                    found = Some((end, member));
-                    break;
-                }
-                MemoryHold::Move => first_to_move = first_to_move.or(Some(examined)),
-                MemoryHold::None => {}
-            }
-            examined += 1;
-            *steps = steps.saturating_sub(usize::from(member != object));
-        }
-        let is_whole = examined == members.len();
-        self.catalog.groups.set_examined(object, first_to_move.unwrap_or(examined));
-        if let Some((end, blocker)) = found {
-            self.catalog.groups.set_blocker(object, blocker);
-            Verdict::Wait(end)
-        } else if pass == EvictionPass::Plain && self.catalog.groups.has_soft_pin(object) {
-            Verdict::Demote
-        } else if first_to_move.is_some() {
-            Verdict::Move
-        } else if !is_whole {
-            *steps = 0;
-            Verdict::Unfinished
         } else {
             Verdict::Evict
         }
@@ -155,7 +103,7 @@ impl Inventory {
         if self.disk_copy(object).is_some() {
             return disks::drop_memory(self, now, object);
         }
-        self.log.counters.offloads_missed += u64::from(self.wants_offload(object));
+        self.log.counters.offloads_missed += u64::from(wants_offload(self, object));
         if !self.pool.disks.is_empty() {
             self.log.counters.evicted_without_disk += 1;
         }
@@ -167,5 +115,59 @@ impl Inventory {
         if is_plain {
             self.catalog.queue.plain.on_evicted(object, self.catalog.objects.key_hash(object));
         }
+    }
+}
+
+/// Decides whether the group of an object may be evicted, like [`classify`](Self::classify).
+fn classify_group(
+    inventory: &mut Inventory,
+    now: Moment,
+    object: ObjectSlot,
+    pass: EvictionPass,
+    spared: Option<ObjectSlot>,
+    steps: &mut usize,
+) -> Verdict {
+    // A group is not looked through while the member that kept it before still does.
+    let blocker = inventory.catalog.groups.blocker(object);
+    if let Some(MemoryHold::Until(end)) =
+        blocker.map(|member| moves::memory_hold(inventory, now, member))
+    {
+        return Verdict::Wait(end);
+    }
+    let group = inventory.catalog.groups.index(object);
+    if spared.is_some_and(|spared| inventory.catalog.groups.index(spared) == group) {
+        return Verdict::Skip;
+    }
+    let members = inventory.catalog.groups.members(object);
+    let mut examined = inventory.catalog.groups.examined(object);
+    // A small group is examined at once.
+    let slice = (*steps).max(GROUP_SLICE);
+    let (mut found, mut first_to_move) = (None, None);
+    for &member in members[examined..].iter().take(slice) {
+        match moves::memory_hold(inventory, now, member) {
+            MemoryHold::Until(end) => {
+                found = Some((end, member));
+                break;
+            }
+            MemoryHold::Move => first_to_move = first_to_move.or(Some(examined)),
+            MemoryHold::None => {}
+        }
+        examined += 1;
+        *steps = steps.saturating_sub(usize::from(member != object));
+    }
+    let is_whole = examined == members.len();
+    inventory.catalog.groups.set_examined(object, first_to_move.unwrap_or(examined));
+    if let Some((end, blocker)) = found {
+        inventory.catalog.groups.set_blocker(object, blocker);
+        Verdict::Wait(end)
+    } else if pass == EvictionPass::Plain && inventory.catalog.groups.has_soft_pin(object) {
+        Verdict::Demote
+    } else if first_to_move.is_some() {
+        Verdict::Move
+    } else if !is_whole {
+        *steps = 0;
+        Verdict::Unfinished
+    } else {
+        Verdict::Evict
     }
 }

@@ -2,7 +2,7 @@
 
 use mooncake_base::Moment;
 
-use crate::state::{ids::ObjectSlot, inventory::Inventory};
+use crate::state::{catalog::annotations::Annotation, ids::ObjectSlot, inventory::Inventory};
 
 impl Inventory {
     /// Drops the value of an object whose time is over, leased or not. Readers in flight keep their
@@ -13,17 +13,32 @@ impl Inventory {
             self.drop_value(now, slot);
         }
     }
+}
 
-    /// Removes the object that expired first. Returns whether there was one.
-    pub(in crate::state) fn remove_expired(&mut self, now: Moment) -> bool {
-        let Some(&(expires, slot)) = self.catalog.annotations.by_expiry.first() else {
-            return false;
-        };
-        if !expires.has_passed(now) {
-            return false;
-        }
-        self.drop_if_expired(now, slot);
-        self.catalog.remove_if_empty(slot);
-        true
+/// Removes the object that expired first. Returns whether there was one.
+pub(in crate::state) fn remove_expired(inventory: &mut Inventory, now: Moment) -> bool {
+    let Some(&(expires, slot)) = inventory.catalog.annotations.by_expiry.first() else {
+        return false;
+    };
+    if !expires.has_passed(now) {
+        return false;
     }
+    inventory.drop_if_expired(now, slot);
+    inventory.catalog.remove_if_empty(slot);
+    true
+}
+
+/// Lets an object expire then, or never. Its tags stay.
+pub(in crate::state) fn set_expiry(
+    inventory: &mut Inventory,
+    slot: ObjectSlot,
+    expires: Option<Moment>,
+) {
+    inventory.take_back(slot);
+    let Inventory { log, catalog, rules, .. } = inventory;
+    let tags = catalog.annotations.of(slot).map(|found| found.tags.clone());
+    let annotation = Annotation { expires, tags: tags.unwrap_or_default() };
+    let version = catalog.objects.at(slot).version;
+    log.annotate(&catalog.objects, rules, (slot, version), &annotation);
+    catalog.annotations.insert(slot, annotation);
 }

@@ -44,6 +44,11 @@ impl Inventory {
         Some(slot)
     }
 
+    /// Removes an object with neither a value nor a put.
+    pub(in crate::state) fn remove_if_empty(&mut self, slot: ObjectSlot) {
+        self.catalog.remove_if_empty(slot);
+    }
+
     /// Drops the value of an object. The memory is freed, or quarantined while a fence covers it.
     pub(in crate::state) fn drop_value(&mut self, now: Moment, slot: ObjectSlot) {
         if self.catalog.objects.at(slot).is_complete() {

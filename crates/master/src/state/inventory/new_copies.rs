@@ -3,6 +3,7 @@
 use mooncake_base::{Moment, ReplicaId};
 
 use crate::state::{
+    catalog::object::Flags,
     ids::{ObjectSlot, SegmentSlot, TenantIndex},
     inventory::Inventory,
     lease::Timestamp,
@@ -110,4 +111,28 @@ pub(in crate::state) fn end_copies(
         }
     }
     outcome
+}
+
+/// Keeps an object from eviction while a client copies it, until then.
+pub(in crate::state) fn protect_copied(inventory: &mut Inventory, slot: ObjectSlot, until: Moment) {
+    inventory.catalog.protect_copied(slot, until);
+}
+
+/// Lets a client read the memory of an object until then, to copy it.
+pub(in crate::state) fn lend_source(
+    inventory: &mut Inventory,
+    slot: ObjectSlot,
+    source: SegmentSlot,
+    until: Moment,
+) {
+    inventory.pool.segments.at_mut(source).extend_busy(until);
+    inventory.catalog.protect_copied(slot, until);
+}
+
+/// Records that no client copies an object any more.
+pub(in crate::state) fn end_copying(inventory: &mut Inventory, slot: ObjectSlot) {
+    let catalog = &mut inventory.catalog;
+    catalog.objects.at_mut(slot).flags.set(Flags::BEING_COPIED, false);
+    catalog.copied.remove(&slot);
+    catalog.unpark_early(slot);
 }

@@ -26,30 +26,35 @@ impl Inventory {
             self.timers.push(until, Timer::SoftPin(slot, version));
         }
     }
+}
 
-    /// Handles the timer of a soft pin: ends the pin or sets the timer again.
-    pub(in crate::state) fn check_pin(&mut self, now: Moment, slot: ObjectSlot, version: u64) {
-        let known = self.catalog.objects.get(slot).is_some_and(|object| object.version == version);
-        let Some(&Pin { until, .. }) = self.catalog.pins.0.get(&slot).filter(|_| known) else {
-            return;
-        };
-        if !until.has_passed(now) {
-            self.timers.push(until, Timer::SoftPin(slot, version));
-            return;
-        }
-        self.catalog.pins.0.remove(&slot);
-        self.catalog.objects.at_mut(slot).flags.set(Flags::SOFT_PINNED, false);
-        self.catalog.groups.count_soft_pin(slot, false);
-        let object = self.catalog.objects.at(slot);
-        self.log.effects.record(|| Effect::Pinned {
-            object: self.catalog.objects.logged_name(object),
-            pin: None,
-        });
-        if self.catalog.queue.soft.contains(slot) {
-            self.catalog.queue.soft.remove(slot);
-            self.catalog.enqueue(slot);
-        }
-        // Members of its group may have been demoted because of this pin.
-        self.catalog.requeue_waiting(slot);
+/// Handles the timer of a soft pin: ends the pin or sets the timer again.
+pub(in crate::state) fn check_pin(
+    inventory: &mut Inventory,
+    now: Moment,
+    slot: ObjectSlot,
+    version: u64,
+) {
+    let known = inventory.catalog.objects.get(slot).is_some_and(|object| object.version == version);
+    let Some(&Pin { until, .. }) = inventory.catalog.pins.0.get(&slot).filter(|_| known) else {
+        return;
+    };
+    if !until.has_passed(now) {
+        inventory.timers.push(until, Timer::SoftPin(slot, version));
+        return;
     }
+    inventory.catalog.pins.0.remove(&slot);
+    inventory.catalog.objects.at_mut(slot).flags.set(Flags::SOFT_PINNED, false);
+    inventory.catalog.groups.count_soft_pin(slot, false);
+    let object = inventory.catalog.objects.at(slot);
+    inventory.log.effects.record(|| Effect::Pinned {
+        object: inventory.catalog.objects.logged_name(object),
+        pin: None,
+    });
+    if inventory.catalog.queue.soft.contains(slot) {
+        inventory.catalog.queue.soft.remove(slot);
+        inventory.catalog.enqueue(slot);
+    }
+    // Members of its group may have been demoted because of this pin.
+    inventory.catalog.requeue_waiting(slot);
 }

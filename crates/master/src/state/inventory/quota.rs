@@ -3,7 +3,11 @@
 use mooncake_base::{Error, ErrorCode, Moment, Result, TenantId};
 
 use crate::state::{
-    catalog::{object::NO_WRITE, order::EvictionPass, tenant::QUOTA_MAX},
+    catalog::{
+        object::NO_WRITE,
+        order::EvictionPass,
+        tenant::{QUOTA_MAX, TenantQuota},
+    },
     ids::{ObjectSlot, TenantIndex},
     inventory::{Inventory, eviction::Verdict, moves},
     ledger::effect::Effect,
@@ -74,6 +78,33 @@ impl Inventory {
             .with("charged", charged)
             .with("quota", limit))
     }
+}
+
+/// Returns the number of a tenant, known or not.
+///
+/// # Errors
+/// There are too many tenants.
+pub(in crate::state) fn intern_tenant(
+    inventory: &mut Inventory,
+    tenant: &TenantId,
+) -> Result<TenantIndex> {
+    inventory.catalog.objects.intern_tenant(tenant)
+}
+
+/// Returns the quota of a tenant.
+///
+/// # Errors
+/// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy, `OBJECT_NOT_FOUND` if it has none.
+pub(in crate::state) fn quota(inventory: &Inventory, tenant: &TenantId) -> Result<TenantQuota> {
+    inventory.catalog.tenants.quota(tenant, inventory.pool.segments.mounted_bytes)
+}
+
+/// Returns every quota, by name.
+///
+/// # Errors
+/// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy.
+pub(in crate::state) fn quotas(inventory: &Inventory) -> Result<Vec<TenantQuota>> {
+    inventory.catalog.tenants.quotas(inventory.pool.segments.mounted_bytes)
 }
 
 /// Sets the quota of a tenant in bytes.

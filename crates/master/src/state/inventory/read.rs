@@ -86,47 +86,6 @@ pub struct Probed {
 }
 
 impl Inventory {
-    /// Finds objects that are located together, in the order of the keys.
-    pub(in crate::state) fn find_readable<K: AsRef<[u8]>>(
-        &mut self,
-        now: Moment,
-        tenant: &TenantId,
-        keys: &[K],
-    ) -> Vec<Result<ObjectSlot>> {
-        self.catalog.queue.begin_batch(now);
-        let tenant = self.catalog.objects.tenant_index(tenant);
-        let hashes = self.catalog.objects.prefetch_hashes(tenant, keys.iter().map(AsRef::as_ref));
-        keys.iter()
-            .zip(hashes)
-            .map(|(key, hash)| self.readable(now, tenant, hash, key.as_ref()))
-            .collect()
-    }
-
-    /// Returns whether the replica of that version exists and has existed since the locate.
-    pub(in crate::state) fn verify(
-        &self,
-        tenant: &TenantId,
-        key: &[u8],
-        version: Version,
-        replica: ReplicaId,
-    ) -> bool {
-        let slot = self
-            .catalog
-            .objects
-            .tenant_index(tenant)
-            .and_then(|tenant| self.catalog.objects.find(tenant, key));
-        let Some(object) = slot.map(|slot| self.catalog.objects.at(slot)) else { return false };
-        if !object.is_complete() || object.version() != version {
-            return false;
-        }
-        if replica == disk_copy_id(version.0) {
-            return slot.is_some_and(|slot| disks::readable_disk(self, slot).is_some());
-        }
-        object.replicas.iter().any(|copy| {
-            copy.id(version.0) == replica && self.pool.segments.at(copy.segment).is_claimed()
-        })
-    }
-
     /// Returns whether the object exists; renews the retention lease on request.
     pub(in crate::state) fn probe(
         &mut self,
@@ -236,6 +195,47 @@ impl Inventory {
     }
 }
 
+/// Returns whether the replica of that version exists and has existed since the locate.
+pub(in crate::state) fn verify(
+    inventory: &Inventory,
+    tenant: &TenantId,
+    key: &[u8],
+    version: Version,
+    replica: ReplicaId,
+) -> bool {
+    let slot = inventory
+        .catalog
+        .objects
+        .tenant_index(tenant)
+        .and_then(|tenant| inventory.catalog.objects.find(tenant, key));
+    let Some(object) = slot.map(|slot| inventory.catalog.objects.at(slot)) else { return false };
+    if !object.is_complete() || object.version() != version {
+        return false;
+    }
+    if replica == disk_copy_id(version.0) {
+        return slot.is_some_and(|slot| disks::readable_disk(inventory, slot).is_some());
+    }
+    object.replicas.iter().any(|copy| {
+        copy.id(version.0) == replica && inventory.pool.segments.at(copy.segment).is_claimed()
+    })
+}
+
+/// Finds objects that are located together, in the order of the keys.
+pub(in crate::state) fn find_readable<K: AsRef<[u8]>>(
+    inventory: &mut Inventory,
+    now: Moment,
+    tenant: &TenantId,
+    keys: &[K],
+) -> Vec<Result<ObjectSlot>> {
+    inventory.catalog.queue.begin_batch(now);
+    let tenant = inventory.catalog.objects.tenant_index(tenant);
+    let hashes = inventory.catalog.objects.prefetch_hashes(tenant, keys.iter().map(AsRef::as_ref));
+    keys.iter()
+        .zip(hashes)
+        .map(|(key, hash)| inventory.readable(now, tenant, hash, key.as_ref()))
+        .collect()
+}
+
 /// Probes several keys like [`probe`](Self::probe): one result per key, in order.
 pub(in crate::state) fn probe_all<K: AsRef<[u8]>>(
     inventory: &mut Inventory,
@@ -287,11 +287,20 @@ pub(in crate::state) fn grantable_fence(
     now: Moment,
     wanted: Duration,
 ) -> Duration {
+    raise_max_granted(inventory, now, wanted);
+    inventory.max_granted.grantable(wanted)
+}
+
+/// Lets memory rest for so long after a restart, as soon as the log is on disk.
+pub(in crate::state) fn raise_max_granted(
+    inventory: &mut Inventory,
+    now: Moment,
+    wanted: Duration,
+) {
     let Inventory { max_granted, rules, log, pool, .. } = inventory;
     if max_granted.raise(now, wanted, rules, log) {
         pool.unsynced.is_sync_wanted = true;
     }
-    max_granted.grantable(wanted)
 }
 
 /// Reserves the memory of an object while it is read. Returns the ticket that releases it; `None`

@@ -109,11 +109,6 @@ pub struct AwaitedOwner {
 }
 
 impl Inventory {
-    /// Returns the number of unclaimed segments.
-    pub(in crate::state) fn unclaimed_segments(&self) -> u64 {
-        self.recovery.segments
-    }
-
     /// Returns whether every replica of the object is in an unclaimed segment, or on a disk that is
     /// away.
     pub(in crate::state) fn is_unclaimed(&self, slot: ObjectSlot) -> bool {
@@ -130,6 +125,11 @@ impl Inventory {
             .peekable();
         mounted.peek().is_some() && mounted.all(|is_unclaimed| is_unclaimed)
     }
+}
+
+/// Returns the number of unclaimed segments.
+pub(in crate::state) fn unclaimed_segments(inventory: &Inventory) -> u64 {
+    inventory.recovery.segments
 }
 
 /// Returns the first of the keys for whose owner a call waits; `None` if it need not wait.
@@ -158,6 +158,22 @@ pub(in crate::state) fn awaited_owner(
             .find(|segment| segment.is_mounted() && !segment.is_readable());
         Some(AwaitedOwner { key, client: missing.map(|segment| segment.client), until })
     })
+}
+
+/// Records that a client has come from another master, whose other clients may come as well.
+pub(in crate::state) fn record_returning_client(inventory: &mut Inventory, now: Moment) {
+    let Inventory { recovery, rules, .. } = inventory;
+    recovery.record_returning_client(now, rules);
+}
+
+/// Returns when unclaimed segments are dropped.
+pub(in crate::state) fn recovery_end(inventory: &Inventory) -> Moment {
+    inventory.recovery.end()
+}
+
+/// Records that everything that was in doubt has been dropped.
+pub(in crate::state) fn end_doubt(inventory: &mut Inventory) {
+    inventory.recovery.is_doubtful = false;
 }
 
 /// Returns until when calls may wait for owners after a restart.

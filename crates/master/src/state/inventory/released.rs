@@ -18,6 +18,14 @@ impl Inventory {
     }
 }
 
+/// Records the release of an object, which stays readable until it is evicted.
+pub(in crate::state) fn release(inventory: &mut Inventory, object: ObjectSlot) {
+    let Inventory { log, catalog, .. } = inventory;
+    log.record_release(catalog, object);
+    let bytes = catalog.objects.at(object).bytes();
+    catalog.released.insert(object, log.effects.position(), bytes);
+}
+
 fn take_back_group(inventory: &mut Inventory, object: ObjectSlot) {
     let catalog = &inventory.catalog;
     let members: SmallVec<[ObjectSlot; 1]> = match catalog.groups.members(object) {

@@ -147,3 +147,8 @@ fn protected(now: Moment, protection: Protection, object: &Object, key: &[u8]) -
         Protection::HardPin | Protection::RunningCopy => error,
     }
 }
+
+/// Reports that all objects of a tenant were removed and none is left.
+pub(in crate::state) fn report_cleared(inventory: &mut Inventory, tenant: &TenantId) {
+    inventory.log.emit_cleared(tenant);
+}

@@ -38,11 +38,6 @@ impl Default for Sweeps {
 }
 
 impl Sweeps {
-    #[cfg(feature = "test-util")]
-    pub(in crate::state) fn limit_slices(&mut self, objects: u32) {
-        self.slice = objects;
-    }
-
     pub(in crate::state) fn begin(&mut self, segment: SegmentSlot) {
         if self.next == 0 {
             self.segments.push(segment);
@@ -95,32 +90,45 @@ impl Inventory {
         }
         is_kept
     }
+}
 
-    /// Runs one slice of a sweep. Returns whether work is left.
-    pub(in crate::state) fn sweep(&mut self) -> bool {
-        if self.sweeps.is_idle() {
-            return false;
-        }
-        let start = self.sweeps.next;
-        let end = start.saturating_add(self.sweeps.slice).min(self.catalog.objects.slot_count());
-        for slot in ObjectSlot::range(start, end) {
-            if self.catalog.objects.get(slot).is_some() {
-                self.drop_lost_replicas(slot);
-                self.catalog.remove_if_empty(slot);
-            }
-        }
-        self.sweeps.next = end;
-        if end == self.catalog.objects.slot_count() {
-            for segment in std::mem::take(&mut self.sweeps.segments) {
-                self.pool.segments.free_slot(segment);
-            }
-            for disk in std::mem::take(&mut self.sweeps.disks) {
-                self.pool.disks.free_slot(disk);
-            }
-            self.sweeps.segments = std::mem::take(&mut self.sweeps.waiting);
-            self.sweeps.disks = std::mem::take(&mut self.sweeps.waiting_disks);
-            self.sweeps.next = 0;
-        }
-        !self.sweeps.is_idle()
+/// Runs one slice of a sweep. Returns whether work is left.
+pub(in crate::state) fn sweep(inventory: &mut Inventory) -> bool {
+    if inventory.sweeps.is_idle() {
+        return false;
     }
+    let start = inventory.sweeps.next;
+    let end =
+        start.saturating_add(inventory.sweeps.slice).min(inventory.catalog.objects.slot_count());
+    for slot in ObjectSlot::range(start, end) {
+        if inventory.catalog.objects.get(slot).is_some() {
+            inventory.drop_lost_replicas(slot);
+            inventory.catalog.remove_if_empty(slot);
+        }
+    }
+    inventory.sweeps.next = end;
+    if end == inventory.catalog.objects.slot_count() {
+        for segment in std::mem::take(&mut inventory.sweeps.segments) {
+            inventory.pool.segments.free_slot(segment);
+        }
+        for disk in std::mem::take(&mut inventory.sweeps.disks) {
+            inventory.pool.disks.free_slot(disk);
+        }
+        inventory.sweeps.segments = std::mem::take(&mut inventory.sweeps.waiting);
+        inventory.sweeps.disks = std::mem::take(&mut inventory.sweeps.waiting_disks);
+        inventory.sweeps.next = 0;
+    }
+    !inventory.sweeps.is_idle()
+}
+
+/// Limits how many objects one slice of a sweep checks.
+#[cfg(feature = "test-util")]
+pub(in crate::state) fn limit_slices(inventory: &mut Inventory, objects: u32) {
+    inventory.sweeps.slice = objects;
+}
+
+/// Returns whether objects are left to sweep.
+#[cfg(feature = "test-util")]
+pub(in crate::state) fn is_sweeping(inventory: &Inventory) -> bool {
+    !inventory.sweeps.is_idle()
 }

@@ -10,6 +10,7 @@
 //! filled. Sizes below the average are cut from the end of a block and others from its start, which
 //! keeps small objects from being scattered between large ones.
 
+mod marks;
 mod window;
 
 #[cfg(test)]
@@ -17,6 +18,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 
+pub(in crate::state) use self::marks::Marks;
 pub use self::window::Mark;
 use crate::state::ids::BlockId;
 

@@ -107,6 +107,18 @@ impl Pool {
         true
     }
 
+    /// Returns when the next quarantine ends.
+    pub(in crate::state) fn next_quarantine_end(&self) -> Option<Moment> {
+        self.quarantine.next()
+    }
+
+    /// Returns the quarantined blocks and the ends of their quarantine.
+    pub(in crate::state) fn quarantined(
+        &self,
+    ) -> impl Iterator<Item = (Timestamp, SegmentSlot, BlockId)> {
+        self.quarantine.blocks()
+    }
+
     /// Frees a block that was taken out of the quarantine.
     pub(in crate::state) fn end_quarantine(
         &mut self,

@@ -138,6 +138,11 @@ impl Pool {
         next.is_some_and(|entry| self.unsynced.is_synced(entry.position))
     }
 
+    /// Returns whether effects up to the position are on disk, or need not be.
+    pub(in crate::state) fn is_synced(&self, position: u64) -> bool {
+        self.unsynced.is_synced(position)
+    }
+
     /// Returns the position at which all freed memory can be reused; `None` if none waits.
     pub(in crate::state) fn unsynced_until(&self) -> Option<u64> {
         let blocks = self.unsynced.blocks.back().map(|entry| entry.position);

@@ -427,7 +427,7 @@ impl Model {
         let inventory = &self.pool.state.inventory;
         let mut copies = 0;
         for (key, name) in KEYS.iter().enumerate() {
-            let objects = &inventory.catalog.objects;
+            let objects = inventory.objects();
             let slot = objects.find(TenantIndex::DEFAULT, name.as_bytes());
             let Some(slot) = slot.filter(|&slot| inventory.disk_copy(slot).is_some()) else {
                 continue;
@@ -439,7 +439,7 @@ impl Model {
             };
             assert!(self.disk.records.iter().any(|it| is_meant(&it)), "{name}: no such record");
         }
-        let disks = inventory.pool.disks.kept();
+        let disks = inventory.disks().kept();
         let counted = disks.map(|(_, disk)| disk.objects).sum::<u64>();
         assert_eq!(counted, copies);
     }
@@ -477,7 +477,7 @@ impl Model {
 
     /// The replicas in memory of leased objects of which the address was given away.
     fn given_addresses(&self) -> Vec<(usize, Vec<Replica>)> {
-        let objects = &self.pool.state.inventory.catalog.objects;
+        let objects = self.pool.state.inventory.objects();
         let given = self.addresses.iter().filter(|&&key| self.lease_of(key).is_some());
         let replicas = given.filter_map(|&key| {
             let slot = objects.find(TenantIndex::DEFAULT, KEYS[key].as_bytes())?;
@@ -499,11 +499,10 @@ impl Model {
         let state = &self.pool.state;
         let open = state
             .inventory
-            .pool
-            .segments
+            .segments()
             .open()
             .iter()
-            .map(|&slot| state.inventory.pool.segments.at(slot));
+            .map(|&slot| state.inventory.segments().at(slot));
         let all: u64 = open.clone().map(|segment| segment.allocator.length()).sum();
         let held = [
             "leased=",
@@ -517,16 +516,15 @@ impl Model {
         let held: u64 = held.into_iter().map(part).sum();
         assert_eq!(part("free=") + part("evictable=") + held, all, "{text}");
         // A lease keeps the object's memory where there are no disks, or if its address was given away.
-        let has_disks = !state.inventory.pool.disks.is_empty();
-        let open: Vec<SegmentSlot> = state.inventory.pool.segments.open().to_vec();
+        let has_disks = !state.inventory.disks().is_empty();
+        let open: Vec<SegmentSlot> = state.inventory.segments().open().to_vec();
         let mut leased = 0;
         for (key, name) in KEYS.iter().enumerate() {
-            let Some(slot) =
-                state.inventory.catalog.objects.find(TenantIndex::DEFAULT, name.as_bytes())
+            let Some(slot) = state.inventory.objects().find(TenantIndex::DEFAULT, name.as_bytes())
             else {
                 continue;
             };
-            let object = state.inventory.catalog.objects.at(slot);
+            let object = state.inventory.objects().at(slot);
             let is_kept = !has_disks || self.addresses.contains(&key);
             if self.lease_of(key).is_some() && is_kept && !object.flags.has(Flags::HARD_PINNED) {
                 let copies = object.replicas.iter();
@@ -659,14 +657,14 @@ impl Model {
             TenantIndex::DEFAULT,
             KEYS[key].as_bytes(),
         )?;
-        let object = self.pool.state.inventory.catalog.objects.at(slot);
+        let object = self.pool.state.inventory.objects().at(slot);
         let is_seen = object.is_complete() && !self.pool.state.inventory.is_unclaimed(slot);
         is_seen.then(|| (object.version(), object.length))
     }
 
     fn is_unreachable(&self, key: usize) -> bool {
         let state = &self.pool.state;
-        let slot = state.inventory.catalog.objects.find(TenantIndex::DEFAULT, KEYS[key].as_bytes());
+        let slot = state.inventory.objects().find(TenantIndex::DEFAULT, KEYS[key].as_bytes());
         slot.is_some_and(|slot| state.inventory.is_unreachable(slot))
     }
 
@@ -690,14 +688,14 @@ impl Model {
     fn check(&mut self) {
         let state = &self.pool.state;
         let mut held: BTreeMap<SegmentSlot, Vec<(u64, u64)>> = BTreeMap::new();
-        let objects = ObjectSlot::range(0, state.inventory.catalog.objects.slot_count())
-            .filter_map(|slot| state.inventory.catalog.objects.get(slot));
+        let objects = ObjectSlot::range(0, state.inventory.objects().slot_count())
+            .filter_map(|slot| state.inventory.objects().get(slot));
         let complete = objects.clone().filter(|object| object.is_complete()).count() as u64;
         let stored: u64 = objects.clone().map(|object| object.bytes()).sum();
         let writes = state.writes.iter();
         let put: u64 = writes.map(|write| write.length * write.replicas.len() as u64).sum();
         let copied: u64 = state.tasks.charges().map(|(_, bytes)| bytes).sum::<u64>()
-            + state.inventory.promotions.running_bytes();
+            + state.inventory.promotions().running_bytes();
         let charged = state.quota(&self.pool.tenant).unwrap().charged;
         assert_eq!(charged, stored + put + copied, "what is charged is what there is");
         for object in objects.clone().filter(|object| object.is_complete()) {
@@ -705,19 +703,18 @@ impl Model {
             ids.sort_unstable();
             assert!(ids.windows(2).all(|pair| pair[0] != pair[1]), "copies have numbers");
         }
-        assert_eq!(complete, state.inventory.catalog.objects.complete);
+        assert_eq!(complete, state.inventory.objects().complete);
         self.check_disk();
         let state = &self.pool.state;
         let copies = objects.flat_map(|object| object.replicas.iter());
         let written = state.writes.iter().flat_map(|write| write.replicas.iter());
         let written = written.chain(state.tasks.placed());
-        let written = written.chain(state.inventory.promotions.placed());
+        let written = written.chain(state.inventory.promotions().placed());
         let blocks = copies.chain(written).map(|copy| (copy.segment, copy.block));
-        let resting =
-            || state.inventory.pool.quarantine.blocks().map(|(_, slot, block)| (slot, block));
-        let withheld = || state.inventory.pool.unsynced.blocks().chain(state.searches.blocks());
+        let resting = || state.inventory.pool().quarantined().map(|(_, slot, block)| (slot, block));
+        let withheld = || state.inventory.pool().unsynced.blocks().chain(state.searches.blocks());
         for (slot, block) in blocks.chain(resting()).chain(withheld()) {
-            let segment = state.inventory.pool.segments.at(slot);
+            let segment = state.inventory.segments().at(slot);
             if segment.is_mounted() {
                 let start = segment.allocator.offset(block);
                 let end = start + segment.allocator.size(block);
@@ -725,7 +722,7 @@ impl Model {
                 held.entry(slot).or_default().push((start, end));
             }
         }
-        for (slot, segment) in state.inventory.pool.segments.mounted() {
+        for (slot, segment) in state.inventory.segments().mounted() {
             let mut held = held.remove(&slot).unwrap_or_default();
             held.sort_unstable();
             assert!(held.windows(2).all(|pair| pair[0].1 <= pair[1].0), "nothing overlaps");
@@ -739,7 +736,7 @@ impl Model {
             };
             let written = state.writes.iter().flat_map(|write| write.replicas.iter());
             let written = written.chain(state.tasks.placed());
-            let written = written.chain(state.inventory.promotions.placed());
+            let written = written.chain(state.inventory.promotions().placed());
             let mut written = written.map(|copy| (copy.segment, copy.block));
             assert_eq!(block_bytes(&mut written), segment.reserved().writing);
             assert_eq!(block_bytes(&mut resting()), segment.reserved().fenced);
@@ -753,7 +750,7 @@ impl Model {
                 name.as_bytes(),
             );
             let slot = slot.expect("leased objects do not vanish");
-            assert_eq!(self.pool.state.inventory.catalog.objects.at(slot).version(), version);
+            assert_eq!(self.pool.state.inventory.objects().at(slot).version(), version);
         }
     }
 }
@@ -792,6 +789,6 @@ proptest! {
         prop_assert_eq!((totals.keys, totals.used, totals.soft_pinned_keys), (0, 0, 0));
         prop_assert_eq!(model.pool.state.tasks().tasks_underway(), (0, 0));
         prop_assert_eq!(model.pool.state.tasks().running_jobs(), 0);
-        prop_assert_eq!(model.pool.state.inventory.catalog.queue.parked_bytes, 0);
+        prop_assert_eq!(model.pool.state.inventory.catalog().queue.parked_bytes, 0);
     }
 }

@@ -27,14 +27,10 @@ fn expired_client_loses_its_objects() {
     assert_eq!(pool.state.registration(B), 0);
     fails(pool.mount(B, 2, 4), ErrorCode::CLIENT_NOT_FOUND);
     assert_eq!(pool.state.totals().capacity, 4 * MIB);
-    assert_eq!(
-        pool.state.inventory.pool.segments.slot_count(),
-        2,
-        "and its number can be used again"
-    );
+    assert_eq!(pool.state.inventory.segments().slot_count(), 2, "and its number can be used again");
     pool.state.register(pool.now, B, "host-b:1").unwrap();
     pool.mount(B, 3, 4).unwrap();
-    assert_eq!(pool.state.inventory.pool.segments.slot_count(), 2);
+    assert_eq!(pool.state.inventory.segments().slot_count(), 2);
     let again = pool.state.registration(B);
     assert!(again > pool.state.registration(A), "the new registration differs from the first");
     pool.state.register(pool.now, B, "host-b:1").unwrap();
@@ -120,7 +116,7 @@ fn holder_that_returns_does_not_undo_put() {
         pool.state.suspect(pool.now, client);
         pool.state.unregister(pool.now, client);
     }
-    assert!(!pool.state.inventory.clients.has_suspects());
+    assert!(!pool.state.inventory.clients().has_suspects());
 }
 
 #[test]
@@ -302,7 +298,7 @@ fn indices_of_segments_agree_with_the_segments() {
                 let _ = pool.mount(client, 2 + round, 1);
             }
         }
-        let segments = &pool.state.inventory.pool.segments;
+        let segments = pool.state.inventory.segments();
         let mut open: Vec<_> = segments.open().to_vec();
         let mut by_host: Vec<_> = segments.open_from("host-b").collect();
         let accepting = segments.mounted().filter(|(_, segment)| segment.accepts_new());
@@ -359,7 +355,7 @@ fn avoided_endpoints_are_used_only_if_nothing_else_has_room() {
             }
         };
         let segment =
-            |place: &Place| pool.state.inventory.pool.segments.at(place.segment).spec.id.bits();
+            |place: &Place| pool.state.inventory.segments().at(place.segment).spec.id.bits();
         let mut used: Vec<u128> = started.places.iter().map(segment).collect();
         used.sort_unstable();
         used

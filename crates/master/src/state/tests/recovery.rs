@@ -169,7 +169,7 @@ fn versions_of_a_lost_run_are_not_used_again() {
         State::restore(rules, seed, pool.now, image.clone(), lost_grants_max)
             .0
             .inventory
-            .next_version
+            .next_version()
     };
     let second = Duration::from_secs(1);
     let killed = first_version(1, Duration::ZERO);
@@ -412,14 +412,12 @@ fn groups_pins_and_tenants_survive_restart() {
     assert_eq!((located.length, located.data_type), (MIB, 3));
     assert_eq!(pool.state.totals().soft_pinned_keys, 1);
     let names: BTreeSet<_> = [0, 1]
-        .map(|slot| {
-            pool.state.inventory.catalog.groups.name(ObjectSlot::new(slot)).map(<[u8]>::to_vec)
-        })
+        .map(|slot| pool.state.inventory.groups().name(ObjectSlot::new(slot)).map(<[u8]>::to_vec))
         .into_iter()
         .collect();
     assert_eq!(names, BTreeSet::from([Some(b"g".to_vec())]));
     let pinned: u64 =
-        pool.state.inventory.pool.segments.claimed().map(|(_, s)| s.reserved().hard_pinned).sum();
+        pool.state.inventory.segments().claimed().map(|(_, s)| s.reserved().hard_pinned).sum();
     assert_eq!(pinned, MIB);
     pool.wait(4);
     assert_eq!(pool.state.totals().soft_pinned_keys, 0);

@@ -6,7 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::*;
-use crate::state::ids::{Slot, TenantIndex};
+use crate::state::{
+    ids::{Slot, TenantIndex},
+    inventory::released::release,
+};
 
 /// Bytes of each object.
 const BYTES: u64 = MIB / 16;
@@ -95,13 +98,13 @@ impl LoggedPool {
             image.replay(effects).unwrap();
             self.check_image(&image);
         }
-        let catalog = &state.inventory.catalog;
+        let catalog = state.inventory.catalog();
         let mut released = BTreeSet::new();
         let slots = ObjectSlot::range(0, catalog.objects.slot_count());
         for slot in slots {
             let Some(object) = catalog.objects.get(slot) else { continue };
             for place in
-                state.inventory.pool.places(object.version, object.length, &*object.replicas)
+                state.inventory.pool().places(object.version, object.length, &*object.replicas)
             {
                 let end = place.offset + object.length;
                 assert_eq!(self.content.get(&place.offset), Some(&(end, object.version)));
@@ -138,7 +141,7 @@ impl LoggedPool {
         let mut count = 0;
         while index < 4 * mib * MIB / BYTES && (count < 4 || index % 8 != 0) {
             pool.put(&key(index), BYTES, false).unwrap();
-            count = pool.pool.state.inventory.catalog.released.count();
+            count = pool.pool.state.inventory.catalog().released.count();
             index += 1;
         }
         pool.check();
@@ -185,7 +188,7 @@ fn released_objects_count_and_read_like_others() {
         assert_eq!(view.copies.len(), 1);
     }
     // None of this was a use.
-    assert_eq!(pool.pool.state.inventory.catalog.released.count(), released.len());
+    assert_eq!(pool.pool.state.inventory.catalog().released.count(), released.len());
 }
 
 #[test]
@@ -231,13 +234,12 @@ fn taken_back_object_keeps_its_terms() {
     let tenant = pool.pool.tenant.clone();
     let ttl = Some(Duration::from_secs(60));
     pool.pool.state.puts().set_expiry(now, &tenant, key.as_bytes(), ttl).unwrap();
-    pool.pool.state.inventory.ahead = Default::default();
+    pool.pool.state.inventory.stop_releases();
     pool.sync();
     // The same object is released and taken back again.
-    let slot = pool.pool.state.inventory.catalog.objects.find(TenantIndex::DEFAULT, key.as_bytes());
+    let slot = pool.pool.state.inventory.objects().find(TenantIndex::DEFAULT, key.as_bytes());
     let (slot, inventory) = (slot.unwrap(), &mut pool.pool.state.inventory);
-    inventory.log.record_release(&inventory.catalog, slot);
-    inventory.catalog.released.insert(slot, inventory.log.log_position(), BYTES);
+    release(inventory, slot);
     pool.take();
     assert!(!pool.logged_keys().contains(&key));
     pool.pool.locate(&key, true, false).unwrap();

@@ -380,7 +380,7 @@ proptest! {
         pool.state.confirm_synced(u64::MAX);
         pool.wait(1);
         prop_assert_eq!(pool.state.totals().used, 0);
-        prop_assert_eq!(pool.state.inventory.pool.unsynced.bytes, 0);
+        prop_assert_eq!(pool.state.inventory.pool().unsynced.bytes, 0);
         prop_assert!(pool.state.searches.is_empty());
     }
 }

@@ -5,6 +5,10 @@ use mooncake_base::{ClientId, Error, ErrorCode, Incarnation, Moment, Result, Seg
 use crate::state::{
     calls::{clients::ClientCalls, put::AbandonReason},
     ids::SegmentSlot,
+    inventory::{
+        recovery::{end_doubt, recovery_end},
+        segments,
+    },
     pool::segment::SegmentSpec,
     timer::Timer,
 };
@@ -16,7 +20,7 @@ impl ClientCalls<'_> {
     /// segments are abandoned. Returns the number of segments.
     pub(in crate::state) fn drop_recovered(&mut self, now: Moment) -> usize {
         let recovered =
-            self.inventory.pool.segments.mounted().filter(|(_, segment)| segment.is_recovered);
+            self.inventory.segments().mounted().filter(|(_, segment)| segment.is_recovered);
         let mut owners: Vec<ClientId> = recovered.map(|(_, segment)| segment.client).collect();
         let count = owners.len();
         owners.sort_unstable_by_key(|owner| owner.bits());
@@ -26,7 +30,7 @@ impl ClientCalls<'_> {
         }
         self.disks().drop_recovered();
         self.puts().abandon_lost_writes();
-        self.inventory.recovery.is_doubtful = false;
+        end_doubt(self.inventory);
         count
     }
 
@@ -41,9 +45,9 @@ impl ClientCalls<'_> {
         client: ClientId,
         segment: &SegmentSpec,
     ) -> Result<()> {
-        self.inventory.clients.check(client)?;
-        let found = self.inventory.pool.segments.by_id(segment.id).filter(|&slot| {
-            let known = self.inventory.pool.segments.at(slot);
+        self.inventory.clients().check(client)?;
+        let found = self.inventory.segments().by_id(segment.id).filter(|&slot| {
+            let known = self.inventory.segments().at(slot);
             known.client == client && known.spec == *segment
         });
         let Some(slot) = found else {
@@ -59,14 +63,7 @@ impl ClientCalls<'_> {
 
     /// Makes the segment available again.
     pub(in crate::state) fn claim_segment(&mut self, slot: SegmentSlot) {
-        let client = self.inventory.pool.segments.at(slot).client;
-        let is_suspect = self.inventory.clients.is_suspect(client);
-        let segment = self.inventory.pool.segments.at_mut(slot);
-        if std::mem::take(&mut segment.is_unclaimed) {
-            segment.is_suspect = is_suspect;
-            self.inventory.recovery.segments -= 1;
-            self.inventory.pool.segments.refresh(slot);
-        }
+        segments::claim(self.inventory, slot);
     }
 
     /// Handles the timer of an unclaimed segment: drops it or sets the timer again.
@@ -76,21 +73,21 @@ impl ClientCalls<'_> {
         id: SegmentId,
         incarnation: Incarnation,
     ) {
-        let Some(slot) = self.inventory.pool.segments.by_id(id) else { return };
-        let segment = self.inventory.pool.segments.at(slot);
+        let Some(slot) = self.inventory.segments().by_id(id) else { return };
+        let segment = self.inventory.segments().at(slot);
         if segment.spec.incarnation != incarnation || !segment.is_unclaimed {
             return;
         }
-        let end = self.inventory.recovery.end();
+        let end = recovery_end(self.inventory);
         if end.has_passed(now) {
             let client = segment.client;
             self.drop_segment(slot);
-            if self.inventory.clients.check(client).is_err() {
+            if self.inventory.clients().check(client).is_err() {
                 // The client will not come back to fetch them.
                 self.tasks().reassign_tasks(now, client);
             }
         } else {
-            self.inventory.timers.push(end, Timer::Unclaimed(id, incarnation));
+            self.inventory.set_timer(end, Timer::Unclaimed(id, incarnation));
         }
     }
 }

@@ -7,13 +7,12 @@ use mooncake_base::{ClientId, Error, ErrorCode, Incarnation, Moment, Result, Seg
 use crate::state::{
     calls::clients::ClientCalls,
     ids::SegmentSlot,
-    ledger::effect::Effect,
+    inventory::segments,
     pool::{
         Pool,
         allocator::LENGTH_MAX,
         segment::{Segment, SegmentSpec, SegmentStatus, SegmentView},
     },
-    timer::Timer,
 };
 
 impl<'a> ClientCalls<'a> {
@@ -24,7 +23,7 @@ impl<'a> ClientCalls<'a> {
         from: usize,
         slots: usize,
     ) -> (impl Iterator<Item = SegmentView<'a>>, bool) {
-        let pool: &'a Pool = &self.inventory.pool;
+        let pool: &'a Pool = self.inventory.pool();
         let (segments, has_more) = pool.segments.claimed_in(from, slots);
         (segments.map(Segment::view), has_more)
     }
@@ -45,7 +44,7 @@ impl ClientCalls<'_> {
         client: ClientId,
         segment: SegmentSpec,
     ) -> Result<()> {
-        self.inventory.clients.check(client)?;
+        self.inventory.clients().check(client)?;
         let refuse = |why: &str| Err(Error::invalid(why).with("segment", segment.id));
         if !(1..=LENGTH_MAX).contains(&segment.length) {
             return refuse("the segment is empty or longer than 128 TiB");
@@ -53,8 +52,8 @@ impl ClientCalls<'_> {
         let Some(end) = segment.base.checked_add(segment.length) else {
             return refuse("the segment goes beyond the end of the address space");
         };
-        if let Some(slot) = self.inventory.pool.segments.by_id(segment.id) {
-            let old = self.inventory.pool.segments.at(slot);
+        if let Some(slot) = self.inventory.segments().by_id(segment.id) {
+            let old = self.inventory.segments().at(slot);
             if old.client == client && old.spec == segment {
                 self.claim_segment(slot);
                 return Ok(());
@@ -70,48 +69,21 @@ impl ClientCalls<'_> {
             self.drop_segment(slot);
         }
         self.check_neighbors(client, &segment, end)?;
-        let unsynced = &self.inventory.pool.unsynced;
-        let is_synced = |position| unsynced.is_synced(position);
-        let before =
-            self.inventory.pool.segments.before(now, segment.id, segment.incarnation, is_synced);
-        let unsynced_position = before.map(|gone| gone.position).filter(|&at| !is_synced(at));
-        let granted_until = before.map(|gone| gone.busy_until).filter(|end| !end.has_passed(now));
-        let unknown_until = self.inventory.recovery.unknown_grants_until;
-        let busy_until =
-            granted_until.max((!unknown_until.has_passed(now)).then_some(unknown_until));
-        if let Some(busy_until) = busy_until {
-            self.inventory
-                .timers
-                .push(busy_until, Timer::QuarantineEnd(segment.id, segment.incarnation));
-        }
-        let number = self.inventory.pool.segments.next_number();
-        self.inventory.log.effects.record(|| Effect::Mounted {
-            number,
-            client,
-            spec: segment.clone(),
-        });
-        let mut new = Segment::new(number, client, segment, busy_until.unwrap_or(now));
-        new.quarantined_until = busy_until;
-        new.is_suspect = self.inventory.clients.is_suspect(client);
-        new.awaits_sync = unsynced_position.is_some();
-        let slot = self.inventory.pool.segments.insert(new);
-        if let Some(position) = unsynced_position {
-            self.inventory.pool.await_sync_of_mount(slot, position);
-        }
+        segments::mount(self.inventory, now, client, segment);
         Ok(())
     }
 
     /// Checks a new segment against the others of its client.
     fn check_neighbors(&mut self, client: ClientId, new: &SegmentSpec, end: u64) -> Result<()> {
-        let overlapping = self.inventory.pool.segments.overlapping(client, new.base, end);
-        if overlapping.iter().any(|&slot| !self.inventory.pool.segments.at(slot).is_unclaimed) {
+        let overlapping = self.inventory.segments().overlapping(client, new.base, end);
+        if overlapping.iter().any(|&slot| !self.inventory.segments().at(slot).is_unclaimed) {
             let why = "the memory overlaps another segment of the client";
             return Err(Error::invalid(why).with("segment", new.id));
         }
         // The client has other memory at these addresses since the restart.
         self.drop_segments(&overlapping);
-        let limit = self.inventory.rules.segments_per_client_max;
-        if self.inventory.pool.segments.count_of(client) >= limit {
+        let limit = self.inventory.rules().segments_per_client_max;
+        if self.inventory.segments().count_of(client) >= limit {
             let why = "the client has too many segments; mount fewer and larger ones";
             return Err(Error::invalid(why).with("segment", new.id).with("limit", limit));
         }
@@ -130,11 +102,11 @@ impl ClientCalls<'_> {
         segment: SegmentId,
         grace: Duration,
     ) -> Result<()> {
-        let Some(slot) = self.inventory.pool.segments.by_id(segment) else {
+        let Some(slot) = self.inventory.segments().by_id(segment) else {
             return Err(Error::new(ErrorCode::SEGMENT_NOT_FOUND, "no such segment is mounted")
                 .with("segment", segment));
         };
-        let found = self.inventory.pool.segments.at_mut(slot);
+        let found = self.inventory.segments().at(slot);
         if found.client != client {
             return Err(Error::new(
                 ErrorCode::ILLEGAL_CLIENT,
@@ -147,20 +119,14 @@ impl ClientCalls<'_> {
             self.drop_segment(slot);
             return Ok(());
         }
-        found.status = SegmentStatus::GracefullyUnmounting;
-        found.unmount_at = Some(now + grace);
-        let (number, status) = (found.number, found.status.code());
-        self.inventory.log.effects.record(|| Effect::SegmentStatus { number, status, grace });
-        let incarnation = found.spec.incarnation;
-        self.inventory.pool.segments.refresh(slot);
-        self.inventory.timers.push(now + grace, Timer::Unmount(segment, incarnation));
+        segments::begin_grace(self.inventory, now, slot, grace);
         Ok(())
     }
 
     /// Handles the timer at the end of a grace.
     pub(in crate::state) fn end_grace(&mut self, id: SegmentId, incarnation: Incarnation) {
-        let Some(slot) = self.inventory.pool.segments.by_id(id) else { return };
-        let segment = self.inventory.pool.segments.at(slot);
+        let Some(slot) = self.inventory.segments().by_id(id) else { return };
+        let segment = self.inventory.segments().at(slot);
         if segment.spec.incarnation == incarnation
             && segment.status == SegmentStatus::GracefullyUnmounting
         {
@@ -176,39 +142,15 @@ impl ClientCalls<'_> {
     /// Drops segments and every replica in them. Unfinished puts and quarantined memory are looked
     /// through once for all of them.
     pub(in crate::state) fn drop_segments(&mut self, slots: &[SegmentSlot]) {
-        let (mut was_written, mut was_waiting) = (false, false);
-        let mut unused = Vec::new();
-        for &slot in slots {
-            let segment = self.inventory.pool.segments.at_mut(slot);
-            let number = segment.number;
-            was_written |= segment.reserved.writing > 0;
-            was_waiting |= segment.reserved.fenced + segment.reserved.withheld > 0;
-            let is_used = segment.allocator.used() > 0;
-            if std::mem::take(&mut segment.is_unclaimed) {
-                self.inventory.recovery.segments -= 1;
-            }
-            self.inventory.log.effects.record(|| Effect::SegmentDropped { number });
-            self.inventory.pool.segments.close(slot, self.inventory.log.effects.position());
-            match is_used {
-                true => self.inventory.sweeps.begin(slot),
-                false => unused.push(slot),
-            }
-        }
-        let segments = &self.inventory.pool.segments;
+        let left = segments::drop_all(self.inventory, slots);
+        let segments = self.inventory.segments();
         let is_gone = |slot| !segments.at(slot).is_mounted();
-        if was_waiting {
-            self.inventory.pool.quarantine.forget(is_gone);
-            self.inventory.pool.unsynced.forget(segments);
-        }
         self.searches.forget(is_gone);
-        if was_written {
-            let freed = slots.iter().flat_map(|&slot| self.writes.forget_segment(slot));
+        if left.was_written {
             let copied = self.tasks.forget_segments(is_gone);
-            let promoted = self.inventory.promotions.forget_segments(is_gone);
-            for (tenant, bytes) in freed.chain(copied).chain(promoted) {
-                self.inventory.catalog.tenants.uncharge(tenant, bytes);
-            }
+            let freed = slots.iter().flat_map(|&slot| self.writes.forget_segment(slot));
+            segments::end_lost_writes(self.inventory, freed.chain(copied));
         }
-        unused.into_iter().for_each(|slot| self.inventory.pool.segments.free_slot(slot));
+        segments::free_unused(self.inventory, left);
     }
 }

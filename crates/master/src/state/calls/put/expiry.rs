@@ -6,10 +6,9 @@ use mooncake_base::{Moment, Result, TenantId, Version};
 
 use crate::state::{
     calls::put::PutCalls,
-    catalog::annotations::Annotation,
     inventory::{
-        Inventory,
         errors::{not_found, not_ready},
+        expiry,
     },
     options::check_ttl,
 };
@@ -28,21 +27,14 @@ impl PutCalls<'_> {
         ttl: Option<Duration>,
     ) -> Result<Version> {
         check_ttl(ttl)?;
-        let tenant = self.inventory.catalog.objects.tenant_index(tenant);
+        let tenant = self.inventory.objects().tenant_index(tenant);
         let found = tenant.and_then(|tenant| self.inventory.find(now, tenant, key));
         let found = found.filter(|&slot| !self.inventory.is_unclaimed(slot));
         let slot = found.ok_or_else(|| not_found(key))?;
-        if !self.inventory.catalog.objects.at(slot).is_complete() {
+        if !self.inventory.objects().at(slot).is_complete() {
             return Err(not_ready(key));
         }
-        self.inventory.take_back(slot);
-        let tags = self.inventory.catalog.annotations.of(slot).map(|found| found.tags.clone());
-        let expires = ttl.map(|ttl| now + ttl);
-        let annotation = Annotation { expires, tags: tags.unwrap_or_default() };
-        let version = self.inventory.catalog.objects.at(slot).version();
-        let Inventory { log, catalog, rules, .. } = &mut *self.inventory;
-        log.annotate(&catalog.objects, rules, (slot, version.0), &annotation);
-        catalog.annotations.insert(slot, annotation);
-        Ok(version)
+        expiry::set_expiry(self.inventory, slot, ttl.map(|ttl| now + ttl));
+        Ok(self.inventory.objects().at(slot).version())
     }
 }

@@ -6,12 +6,13 @@ use mooncake_base::{
 
 use crate::state::{
     calls::put::{AbandonReason, PutCalls, PutRef, write::Write},
-    catalog::{annotations::Annotation, object::Flags},
     ids::{ObjectSlot, WriteSlot},
-    inventory::{Inventory, disks},
+    inventory::{
+        puts::{self, NewValue},
+        read,
+    },
     lease::Timestamp,
     ledger::effect::Effect,
-    options::RequestedPin,
     replica::Replica,
 };
 
@@ -31,7 +32,7 @@ impl PutCalls<'_> {
             if why == AbandonReason::Leaving {
                 let write = self.unregister_write(number);
                 self.log_put_dropped(write.version);
-                let until = (write.window_began + self.inventory.rules.late_end()).into();
+                let until = (write.window_began + self.inventory.rules().late_end()).into();
                 self.release_put_memory(now, &write, until);
             }
         }
@@ -58,24 +59,25 @@ impl PutCalls<'_> {
     /// Releases the memory of the oldest unfinished put if its timeout has passed.
     pub(in crate::state) fn release_oldest_write(&mut self, now: Moment) -> bool {
         let Some(number) = self.writes.oldest() else { return false };
-        if !(self.writes.at(number).window_began + self.inventory.rules.put_release).has_passed(now)
+        if !(self.writes.at(number).window_began + self.inventory.rules().put_release)
+            .has_passed(now)
         {
             return false;
         }
         self.displace(number);
         let write = self.unregister_write(number);
         self.log_put_dropped(write.version);
-        self.inventory.log.counters.puts_released += 1;
+        self.inventory.counters_mut().puts_released += 1;
         self.release_put_memory(now, &write, Timestamp::default());
         true
     }
 
     /// Displaces puts of the object that are older than the rules allow. The object may be removed.
     pub(super) fn discard_stale_writes(&mut self, now: Moment, slot: ObjectSlot) {
-        let discard = self.inventory.rules.put_discard;
+        let discard = self.inventory.rules().put_discard;
         let stale: Vec<WriteSlot> = self
             .writes
-            .chain(self.inventory.catalog.objects.at(slot).newest_write)
+            .chain(self.inventory.objects().at(slot).newest_write)
             .filter(|&number| (self.writes.at(number).window_began + discard).has_passed(now))
             .collect();
         for number in stale {
@@ -99,16 +101,16 @@ impl PutCalls<'_> {
         let number = self.writes.find(put.version).ok_or_else(missing)?;
         let write = self.writes.at(number);
         let slot = write.object.ok_or_else(missing)?;
-        let object = self.inventory.catalog.objects.at(slot);
-        let is_named = put.key.is_empty() || put.key == self.inventory.catalog.objects.key(object);
-        if !is_named || self.inventory.catalog.objects.tenant_index(tenant) != Some(object.tenant) {
+        let object = self.inventory.objects().at(slot);
+        let is_named = put.key.is_empty() || put.key == self.inventory.objects().key(object);
+        if !is_named || self.inventory.objects().tenant_index(tenant) != Some(object.tenant) {
             return Err(missing());
         }
         if write.client != client {
             return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, "the put belongs to another client")
-                .with("key", Printed(self.inventory.catalog.objects.key(object))));
+                .with("key", Printed(self.inventory.objects().key(object))));
         }
-        if (write.window_began + self.inventory.rules.put_release).has_passed(now) {
+        if (write.window_began + self.inventory.rules().put_release).has_passed(now) {
             return Err(missing());
         }
         Ok((slot, number))
@@ -122,12 +124,12 @@ impl PutCalls<'_> {
         put: &PutRef<'_>,
     ) -> bool {
         let Some(tenant) =
-            self.inventory.catalog.objects.tenant_index(tenant).filter(|_| !put.key.is_empty())
+            self.inventory.objects().tenant_index(tenant).filter(|_| !put.key.is_empty())
         else {
             return false;
         };
         self.inventory.find(now, tenant, put.key).is_some_and(|slot| {
-            let object = self.inventory.catalog.objects.at(slot);
+            let object = self.inventory.objects().at(slot);
             object.is_complete() && object.version == put.version.0
         })
     }
@@ -141,9 +143,7 @@ impl PutCalls<'_> {
     /// Removes a put to which no object links any more from the table.
     fn unregister_write(&mut self, number: WriteSlot) -> Write {
         let write = self.writes.remove(number);
-        for replica in write.replicas.iter() {
-            self.inventory.pool.end_write(replica);
-        }
+        puts::end(self.inventory, &write.replicas);
         write
     }
 
@@ -159,11 +159,8 @@ impl PutCalls<'_> {
         if late.is_empty() || !write.replicas.iter().any(is_late) {
             return Timestamp::default();
         }
-        let until = write.window_began + self.inventory.rules.late_end();
-        let Inventory { max_granted, rules, log, .. } = &mut *self.inventory;
-        if max_granted.raise(now, until.left(now), rules, log) {
-            self.inventory.pool.unsynced.is_sync_wanted = true;
-        }
+        let until = write.window_began + self.inventory.rules().late_end();
+        read::raise_max_granted(self.inventory, now, until.left(now));
         until.into()
     }
 
@@ -178,14 +175,14 @@ impl PutCalls<'_> {
         if failed.is_empty() {
             return dropped;
         }
-        let until = (write.window_began + self.inventory.rules.late_end()).into();
+        let until = (write.window_began + self.inventory.rules().late_end()).into();
         write.replicas.retain(|replica| {
             let is_kept = !replica.is_in(failed, write.version);
             if !is_kept {
                 // The replicas of a put have the lowest ordinals.
                 dropped.extend(u8::try_from(replica.ordinal));
-                self.inventory.catalog.tenants.uncharge(write.tenant, write.length);
-                self.inventory.release(now, *replica, until);
+                let charged = (write.tenant, write.length);
+                puts::release_copy(self.inventory, now, charged, *replica, until);
             }
             is_kept
         });
@@ -201,85 +198,47 @@ impl PutCalls<'_> {
         write: Write,
         (put, failed): (&PutRef<'_>, &[u8]),
     ) {
-        let checksum = put.checksum;
-        let pin = match write.soft_pin {
-            RequestedPin::Preserve => self.inventory.catalog.pins.ttl(now, slot),
-            RequestedPin::None => None,
-            RequestedPin::For(ttl) => Some(ttl),
+        let value = NewValue {
+            version: write.version,
+            length: write.length,
+            data_type: write.data_type,
+            replicas: write.replicas,
+            hash: write.hash,
+            checksum: put.checksum,
+            group: write.group,
+            soft_pin: write.soft_pin,
+            is_hard_pinned: write.is_hard_pinned,
+            terms: write.terms,
         };
-        self.inventory.drop_value(now, slot);
-        let annotation = write
-            .terms
-            .map(|terms| Annotation { expires: terms.ttl.map(|ttl| now + ttl), tags: terms.tags });
-        // Before the value, so that no cut of the log leaves a value that never expires.
-        if let Some(annotation) = &annotation {
-            let Inventory { log, catalog, rules, .. } = &mut *self.inventory;
-            log.annotate(&catalog.objects, rules, (slot, write.version), annotation);
-        }
-        self.log_put_published(write.version, failed, checksum, pin);
-        if write.is_hard_pinned {
-            for replica in write.replicas.iter() {
-                self.inventory.pool.add_hard_pin(replica);
-            }
-        }
-        self.inventory.catalog.objects.set_checksum(slot, checksum);
-        let object = self.inventory.catalog.objects.at_mut(slot);
-        object.version = write.version;
-        object.length = write.length;
-        object.data_type = write.data_type;
-        object.replicas = write.replicas;
-        object.flags.set(Flags::COMPLETE, true);
-        object.flags.set(Flags::HARD_PINNED, write.is_hard_pinned);
-        object.flags.set(Flags::GROUPED, !write.group.is_empty());
-        let tenant = object.tenant;
-        if !write.group.is_empty() {
-            self.inventory.catalog.groups.join(tenant, &write.group, slot);
-            // The group is to be evicted with the new object or not at all.
-            self.inventory.take_back(slot);
-        }
-        self.inventory.catalog.objects.complete += 1;
-        self.inventory.catalog.tenants.add_object(tenant, slot);
-        if let Some(ttl) = pin {
-            self.inventory.pin(now, slot, ttl);
-        }
-        if let Some(annotation) = annotation {
-            self.inventory.catalog.annotations.insert(slot, annotation);
-        }
-        self.inventory.catalog.enqueue_hashed(slot, write.hash);
-        self.inventory.log.emit_stored(&self.inventory.catalog, slot);
-        disks::queue_offload(self.inventory, slot);
+        puts::publish(self.inventory, now, slot, value, failed);
     }
 
     /// Frees the memory of a removed put after `until`.
     pub(super) fn release_put_memory(&mut self, now: Moment, write: &Write, until: Timestamp) {
-        self.inventory
-            .catalog
-            .tenants
-            .uncharge(write.tenant, write.length * write.replicas.len() as u64);
+        let charged = (write.tenant, write.length);
         for &replica in write.replicas.iter() {
-            self.inventory.release(now, replica, until);
+            puts::release_copy(self.inventory, now, charged, replica, until);
         }
     }
 
     /// Makes a put impossible to end; its memory stays allocated.
     fn displace(&mut self, number: WriteSlot) {
         if let Some(slot) = self.writes.at_mut(number).object.take() {
-            self.inventory.log.counters.puts_displaced += 1;
+            self.inventory.counters_mut().puts_displaced += 1;
             let version = self.writes.at(number).version;
-            self.inventory.log.effects.record(|| Effect::Displaced { version });
+            self.inventory.record(|| Effect::Displaced { version });
             self.unlink_write(slot, number);
-            self.inventory.catalog.remove_if_empty(slot);
+            self.inventory.remove_if_empty(slot);
         }
     }
 
     fn unlink_write(&mut self, slot: ObjectSlot, number: WriteSlot) {
         let next = self.writes.at(number).next;
-        let head = &mut self.inventory.catalog.objects.at_mut(slot).newest_write;
-        if *head == number {
-            *head = next;
-            return;
+        let head = self.inventory.objects().at(slot).newest_write;
+        if head == number {
+            return puts::set_newest(self.inventory, slot, next);
         }
-        let before = self.writes.chain(*head).find(|&other| self.writes.at(other).next == number);
+        let before = self.writes.chain(head).find(|&other| self.writes.at(other).next == number);
         let before = before.expect("a put is linked from its object");
         self.writes.at_mut(before).next = next;
     }

@@ -4,7 +4,7 @@ use mooncake_base::{Error, ErrorCode, Moment, Result};
 
 use crate::state::{
     calls::reclaim::{Allocation, Pending, Reclaimer},
-    inventory::{Inventory, memory_use::admitted},
+    inventory::{Inventory, memory, memory_use::admitted},
     pool::{allocator::footprint, request::AllocRequest, segment::Segment},
     replica::Replicas,
 };
@@ -27,11 +27,11 @@ impl Reclaimer<'_> {
         if !admitted_segments(self.inventory, request).any(is_possible) {
             return self.await_segment(now, request);
         }
-        self.release_due(now);
+        memory::release_due(self.inventory, now);
         let room = room_below_watermark(self.inventory);
         if room >= need {
             let mut replicas = Replicas::default();
-            self.inventory.pool.try_allocate(request, 1, &mut replicas);
+            memory::allocate(self.inventory, request, 1, &mut replicas);
             if !replicas.is_empty() {
                 return Ok(Allocation::Ready(replicas));
             }
@@ -40,7 +40,7 @@ impl Reclaimer<'_> {
                 withheld > 0 && segment.free() + withheld >= need
             };
             let may_fit = admitted_segments(self.inventory, request).any(fits_later);
-            if let Some(position) = self.inventory.pool.unsynced_until().filter(|_| may_fit) {
+            if let Some(position) = self.inventory.pool().unsynced_until().filter(|_| may_fit) {
                 return Ok(Allocation::Pending(Pending::Sync(position)));
             }
         }
@@ -60,14 +60,14 @@ fn admitted_segments<'a>(
     inventory: &'a Inventory,
     request: &AllocRequest<'a>,
 ) -> impl Iterator<Item = &'a Segment> {
-    admitted(inventory, request.filter).map(|slot| inventory.pool.segments.at(slot))
+    admitted(inventory, request.filter).map(|slot| inventory.segments().at(slot))
 }
 
 /// Returns the bytes that the segments that accept objects can take before eviction ahead of need
 /// begins. Others are not counted: they are to leave the pool.
 fn room_below_watermark(inventory: &Inventory) -> u64 {
-    let Some(watermark) = inventory.rules.watermark else { return u64::MAX };
-    let segments = &inventory.pool.segments;
+    let Some(watermark) = inventory.rules().watermark else { return u64::MAX };
+    let segments = inventory.segments();
     let (mut used, mut capacity) = (0, 0);
     for segment in segments.open().iter().map(|&slot| segments.at(slot)) {
         used += segment.allocator.used().saturating_sub(segment.reserved().withheld);

@@ -36,20 +36,15 @@ pub(in crate::state) struct RefusedUse {
 
 impl Reclaimer<'_> {
     pub(super) fn too_large_error(&self, now: Moment, request: &AllocRequest<'_>) -> Error {
-        if let Some(end) = self.inventory.pool.segments.quarantine_end(request.length) {
+        if let Some(end) = self.inventory.segments().quarantine_end(request.length) {
             let why =
                 "mounted memory is quarantined until readers and late writers are done; retry";
             return Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why)
                 .with("bytes", request.length)
                 .with("retry_after_ms", end.left(now).as_millis().max(1));
         }
-        let lengths = self
-            .inventory
-            .pool
-            .segments
-            .open()
-            .iter()
-            .map(|&slot| self.inventory.pool.segments.at(slot));
+        let lengths =
+            self.inventory.segments().open().iter().map(|&slot| self.inventory.segments().at(slot));
         let largest = lengths.map(|segment| segment.allocator.length()).max();
         let why = match largest {
             Some(_) => "the object is larger than any segment",
@@ -73,8 +68,8 @@ impl Reclaimer<'_> {
         let error = Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why);
         match pending {
             Pending::Disks(_) => error
-                .with("waiting_objects", self.inventory.offloads.waiting())
-                .with("moving_objects", self.inventory.offloads.moving()),
+                .with("waiting_objects", self.inventory.offloads().waiting())
+                .with("moving_objects", self.inventory.offloads().moving()),
             _ => error,
         }
     }
@@ -82,7 +77,7 @@ impl Reclaimer<'_> {
     /// Returns why no segment accepts objects.
     fn closed_pool_reason(&self) -> &'static str {
         let (mut is_drained, mut is_lost) = (false, false);
-        for (_, segment) in self.inventory.pool.segments.mounted() {
+        for (_, segment) in self.inventory.segments().mounted() {
             match segment.status {
                 SegmentStatus::Ok => is_lost = true,
                 _ => is_drained = true,
@@ -132,11 +127,11 @@ impl Reclaimer<'_> {
             error = error.with(name, bytes);
         }
         let end = match waits_for_fence {
-            true => inventory.pool.quarantine.next(),
+            true => inventory.pool().next_quarantine_end(),
             false => self.next_fence_end(now),
         };
         if !waits_for_fence && end.is_some() {
-            error = error.with("moving_objects", inventory.offloads.moving());
+            error = error.with("moving_objects", inventory.offloads().moving());
         }
         match end {
             Some(end) => error.with("retry_after_ms", end.left(now).as_millis().max(1)),
@@ -149,9 +144,9 @@ impl Reclaimer<'_> {
     /// Returns when the next object may be evicted that is still read, in a pool with disks: their
     /// owners read each object for some time after it was put.
     fn next_fence_end(&self, now: Moment) -> Option<Moment> {
-        let end = self.inventory.catalog.queue.next_parked_end().map(Timestamp::moment)?;
+        let end = self.inventory.catalog().next_parked_end().map(Timestamp::moment)?;
         let is_soon = end.left(now) <= FENCE_AWAITED;
-        (is_soon && !self.inventory.pool.disks.is_empty()).then_some(end)
+        (is_soon && !self.inventory.disks().is_empty()).then_some(end)
     }
 
     /// Returns the use of the memory for the text of a refusal; for a request that may use all
@@ -175,7 +170,7 @@ impl Reclaimer<'_> {
         let (total, steps) = memory_use::memory_use(inventory, now, filter);
         self.searches.steps += steps;
         let fenced_fit = admitted(inventory, filter).map(|slot| {
-            let segment = inventory.pool.segments.at(slot);
+            let segment = inventory.segments().at(slot);
             let fenced = segment.reserved().fenced;
             if fenced > 0 { segment.free() + fenced } else { 0 }
         });
@@ -191,7 +186,7 @@ fn replaceable_bytes(inventory: &Inventory, now: Moment, request: &AllocRequest<
             || object.flags.has(Flags::HARD_PINNED)
             || memory_use::blocker(inventory, now, &[slot]) != Blocker::None
     };
-    match inventory.catalog.objects.get(slot) {
+    match inventory.objects().get(slot) {
         Some(object) if !is_held(object) => bytes_in(inventory, slot, request.filter),
         _ => 0,
     }

@@ -16,7 +16,7 @@ use crate::state::{
         window::{Scan, ScanStep},
     },
     ids::SegmentSlot,
-    inventory::moves,
+    inventory::{memory, moves, releases},
     pool::{Pool, request::AllocRequest},
     replica::{Replica, Replicas},
 };
@@ -169,8 +169,8 @@ impl Reclaimer<'_> {
 
     fn park_search(&mut self, now: Moment, mut search: Search) -> SearchId {
         search.continued = now;
-        for (segment, bytes) in search.held(&self.inventory.pool) {
-            self.inventory.pool.withhold(segment, bytes);
+        for (segment, bytes) in search.held(self.inventory.pool()) {
+            memory::withhold(self.inventory, segment, bytes);
         }
         self.searches.last_id += 1;
         let id = SearchId(self.searches.last_id);
@@ -181,8 +181,8 @@ impl Reclaimer<'_> {
     /// Takes a search out of the table; an empty one if it was given up meanwhile.
     fn resume_search(&mut self, id: SearchId) -> Search {
         let search = self.searches.by_id.remove(&id).unwrap_or_default();
-        for (segment, bytes) in search.held(&self.inventory.pool) {
-            self.inventory.pool.end_withholding(segment, bytes);
+        for (segment, bytes) in search.held(self.inventory.pool()) {
+            memory::end_withholding(self.inventory, segment, bytes);
         }
         search
     }
@@ -191,7 +191,7 @@ impl Reclaimer<'_> {
     fn give_up(&mut self, mut search: Search) {
         self.end_scan(&mut search);
         for replica in search.replicas.iter() {
-            self.inventory.pool.free_block(replica.segment, replica.block, search.position);
+            memory::free_block(self.inventory, replica.segment, replica.block, search.position);
         }
     }
 
@@ -204,9 +204,9 @@ impl Reclaimer<'_> {
         search: &mut Search,
     ) -> Option<Pending> {
         if search.replicas.len() < copies {
-            self.release_due(now);
+            memory::release_due(self.inventory, now);
             let mut replicas = std::mem::take(&mut search.replicas);
-            let tried = self.inventory.pool.try_allocate(request, copies, &mut replicas);
+            let tried = memory::allocate(self.inventory, request, copies, &mut replicas);
             self.searches.steps += tried as u64;
             search.replicas = replicas;
         }
@@ -216,7 +216,7 @@ impl Reclaimer<'_> {
         {
             search.freed_waits += 1;
             self.await_log(now, (need, 0), request, search);
-            return self.inventory.pool.unsynced_until().map(Pending::Sync);
+            return self.inventory.pool().unsynced_until().map(Pending::Sync);
         }
         while search.replicas.len() < copies {
             match self.find_replica(now, need, request, search) {
@@ -225,7 +225,7 @@ impl Reclaimer<'_> {
                 Found::Pending(pending) => return Some(pending),
             }
         }
-        if !self.inventory.pool.unsynced.is_synced(search.position) {
+        if !self.inventory.pool().is_synced(search.position) {
             let position = self.await_log(now, (need, search.position), request, search);
             return Some(Pending::Sync(position));
         }
@@ -234,7 +234,7 @@ impl Reclaimer<'_> {
         }
         // Memory that waits for the log may be enough.
         let position =
-            self.inventory.pool.unsynced_until().filter(|_| search.restarts < RESTARTS_MAX)?;
+            self.inventory.pool().unsynced_until().filter(|_| search.restarts < RESTARTS_MAX)?;
         search.restarts += 1;
         self.end_scan(search);
         search.is_order_tried = false;
@@ -252,16 +252,16 @@ impl Reclaimer<'_> {
     ) -> u64 {
         match std::mem::replace(&mut search.has_waited, true) {
             true => evicted,
-            false => self.raise_ahead(now, (need, evicted), request.spared),
+            false => releases::raise_ahead(self.inventory, now, (need, evicted), request.spared),
         }
     }
 
     /// Returns whether freed memory waits for the log, and a replica may fit once it no longer does.
     /// Objects are not evicted while that is possible.
     fn may_fit_when_synced(&self, need: u64, request: &AllocRequest<'_>, search: &Search) -> bool {
-        self.inventory.pool.unsynced_until().is_some()
-            && self.inventory.pool.segments.open().iter().any(|&slot| {
-                let segment = self.inventory.pool.segments.at(slot);
+        self.inventory.pool().unsynced_until().is_some()
+            && self.inventory.segments().open().iter().any(|&slot| {
+                let segment = self.inventory.segments().at(slot);
                 let withheld = segment.reserved().withheld;
                 let is_taken = search.replicas.iter().any(|replica| replica.segment == slot);
                 let is_candidate =
@@ -280,19 +280,19 @@ impl Reclaimer<'_> {
     ) -> Found {
         if search.scan.is_none() {
             if !std::mem::replace(&mut search.is_order_tried, true) {
-                self.inventory.log.counters.evictions_attempted += 1;
+                self.inventory.counters_mut().evictions_attempted += 1;
                 match self.search_victims(now, need, request, search) {
                     VictimOutcome::Found => return self.count_found(search),
                     VictimOutcome::Exhausted => return Found::Nothing,
                     VictimOutcome::TooLong => return Found::Pending(Pending::Yield),
                     VictimOutcome::Moving => {
-                        self.inventory.log.counters.evictions_attempted -= 1;
+                        self.inventory.counters_mut().evictions_attempted -= 1;
                         search.is_order_tried = false;
                         let progress = moves::await_disks(self.inventory, now, need);
                         return Found::Pending(Pending::Disks(progress));
                     }
                     VictimOutcome::Unfinished => {
-                        self.inventory.log.counters.evictions_attempted -= 1;
+                        self.inventory.counters_mut().evictions_attempted -= 1;
                         search.is_order_tried = false;
                         return Found::Pending(Pending::Yield);
                     }
@@ -314,7 +314,7 @@ impl Reclaimer<'_> {
     }
 
     fn count_found(&mut self, search: &mut Search) -> Found {
-        self.inventory.log.counters.evictions_succeeded += 1;
+        self.inventory.counters_mut().evictions_succeeded += 1;
         search.is_order_tried = false;
         Found::Replica
     }

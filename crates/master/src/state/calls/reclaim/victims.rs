@@ -7,7 +7,10 @@ use crate::state::{
     calls::reclaim::{Reclaimer, search::Search},
     catalog::order::EvictionPass,
     ids::{BlockId, ObjectSlot, SegmentSlot},
-    inventory::{Inventory, eviction::Verdict, moves},
+    inventory::{
+        candidates::{self, Candidate},
+        memory, moves, releases,
+    },
     pool::request::{AllocRequest, SegmentFilter},
 };
 
@@ -67,19 +70,18 @@ impl Reclaimer<'_> {
         if !self.has_useful_segment(need, request, found) {
             return VictimOutcome::Exhausted;
         }
-        let Inventory { catalog, pool, .. } = &mut *self.inventory;
-        catalog.unpark_due(now, pool.disks.is_empty());
-        if self.prefers_released(now) {
+        candidates::unpark_due(self.inventory, now);
+        if releases::prefers_released(self.inventory, now) {
             let (outcome, taken) =
                 self.search_order(now, (need, true), &[EvictionPass::Plain], request, found);
             if taken > PASSED_MAX / 2 {
-                self.release_soon();
+                releases::release_soon(self.inventory);
             }
             if outcome == VictimOutcome::Found {
                 return outcome;
             }
         }
-        let passes = EvictionPass::allowed(&self.inventory.rules);
+        let passes = EvictionPass::allowed(self.inventory.rules());
         self.search_order(now, (need, false), passes, request, found).0
     }
 
@@ -91,7 +93,7 @@ impl Reclaimer<'_> {
         request: &AllocRequest<'_>,
         found: &Search,
     ) -> bool {
-        let segments = &self.inventory.pool.segments;
+        let segments = self.inventory.segments();
         if !segments.may_have_reclaimable(need) {
             return false;
         }
@@ -100,7 +102,7 @@ impl Reclaimer<'_> {
         self.searches.steps += useful.unwrap_or_else(|| segments.open().len()) as u64;
         let is_all = found.replicas.is_empty() && matches!(request.filter, SegmentFilter::All);
         if useful.is_none() && is_all {
-            self.inventory.pool.segments.record_unreclaimable(need);
+            memory::record_unreclaimable(self.inventory, need);
         }
         useful.is_some()
     }
@@ -133,9 +135,7 @@ impl Reclaimer<'_> {
         }
         self.searches.steps += (STEPS - search.steps) as u64;
         let taken = search.taken.len();
-        for object in search.taken.into_iter().rev() {
-            self.inventory.catalog.put_back(object);
-        }
+        candidates::put_back(self.inventory, search.taken);
         (outcome, taken)
     }
 
@@ -147,7 +147,7 @@ impl Reclaimer<'_> {
         request: &AllocRequest<'_>,
         found: &Search,
     ) -> bool {
-        let segment = self.inventory.pool.segments.at(slot);
+        let segment = self.inventory.segments().at(slot);
         let is_taken = found.replicas.iter().any(|replica| replica.segment == slot);
         segment.accepts_new()
             && !is_taken
@@ -171,30 +171,27 @@ impl Reclaimer<'_> {
                 return VictimOutcome::Exhausted;
             }
             search.steps -= 1;
-            let Some(object) = self.inventory.catalog.pop(pass) else {
-                return match self.inventory.catalog.queue.has_early() {
-                    true => VictimOutcome::Unfinished,
-                    false => VictimOutcome::Exhausted,
-                };
-            };
-            match self.inventory.classify(now, object, pass, request.spared, &mut search.steps) {
-                Verdict::Wait(until) => self.inventory.catalog.park(object, until),
-                Verdict::Demote => self.inventory.catalog.demote(object),
-                Verdict::Skip => search.taken.push(object),
-                Verdict::Unfinished => {
+            let steps = &mut search.steps;
+            match candidates::next_candidate(self.inventory, now, pass, request.spared, steps) {
+                Candidate::None { has_early: true } => return VictimOutcome::Unfinished,
+                Candidate::None { has_early: false } => return VictimOutcome::Exhausted,
+                Candidate::Postponed => {}
+                Candidate::Spared(object) => search.taken.push(object),
+                Candidate::Unfinished(object) => {
                     search.taken.push(object);
                     return VictimOutcome::Unfinished;
                 }
-                Verdict::Evict | Verdict::Move => {
-                    let group = self.inventory.catalog.first_of_group(object);
+                Candidate::Victim(object) => {
+                    let group = self.inventory.catalog().first_of_group(object);
                     search.steps = search.steps.saturating_sub(group.len());
-                    let is_passed_over = search.is_released_only && !self.are_released(&group);
+                    let is_passed_over =
+                        search.is_released_only && !releases::are_released(self.inventory, &group);
                     if is_passed_over || !self.add_victims(search, &group, request, found) {
                         search.taken.push(object);
                         continue;
                     }
                     for &member in &group {
-                        self.inventory.catalog.dequeue(member);
+                        candidates::take_out(self.inventory, member);
                     }
                     // Several members of a large group may come first in the order.
                     let is_new =
@@ -221,15 +218,14 @@ impl Reclaimer<'_> {
         (latest, request): (&[ObjectSlot], &AllocRequest<'_>),
         found: &mut Search,
     ) -> Option<VictimOutcome> {
-        let copies = latest
-            .iter()
-            .flat_map(|&object| self.inventory.catalog.objects.at(object).replicas.iter());
+        let copies =
+            latest.iter().flat_map(|&object| self.inventory.objects().at(object).replicas.iter());
         let run = copies.into_iter().find_map(|copy| {
             let segment = copy.segment;
             search.reachable.get(&segment)?.filter(|&bytes| bytes >= search.need)?;
             let is_taken = |block| search.blocks.contains_key(&(segment, block));
             let (length, steps) = (request.length, &mut search.steps);
-            let allocator = &self.inventory.pool.segments.at(segment).allocator;
+            let allocator = &self.inventory.segments().at(segment).allocator;
             Some((segment, allocator.find_run(copy.block, length, steps, is_taken)?))
         });
         let run = run?;
@@ -247,12 +243,12 @@ impl Reclaimer<'_> {
         (segment, first): (SegmentSlot, BlockId),
         length: u64,
     ) -> bool {
-        if self.inventory.pool.disks.is_empty() {
+        if self.inventory.disks().is_empty() {
             return false;
         }
         let (mut is_moving, mut block) = (false, first);
         for _ in 0..STEPS {
-            let allocator = &self.inventory.pool.segments.at(segment).allocator;
+            let allocator = &self.inventory.segments().at(segment).allocator;
             let is_last = allocator.window_fits(first, block, length);
             let next = allocator.next_block(block).filter(|_| !is_last);
             if !allocator.is_block_free(block)
@@ -279,15 +275,15 @@ impl Reclaimer<'_> {
     ) -> bool {
         let mut helps = false;
         for &member in group {
-            for replica in self.inventory.catalog.objects.at(member).replicas.iter() {
+            for replica in self.inventory.objects().at(member).replicas.iter() {
                 let slot = replica.segment;
                 let reachable = search.reachable.entry(slot).or_insert_with(|| {
                     let is_useful = self.is_useful(slot, search.need, request, found);
-                    is_useful.then(|| self.inventory.pool.segments.at(slot).free())
+                    is_useful.then(|| self.inventory.segments().at(slot).free())
                 });
                 if let Some(bytes) = reachable {
                     search.blocks.insert((slot, replica.block), member);
-                    *bytes += self.inventory.pool.segments.at(slot).allocator.size(replica.block);
+                    *bytes += self.inventory.segments().at(slot).allocator.size(replica.block);
                     helps = true;
                 }
             }

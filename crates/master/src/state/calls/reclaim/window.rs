@@ -13,8 +13,11 @@ use crate::state::{
     calls::reclaim::{Reclaimer, search::Search, victims, victims::VictimOutcome},
     catalog::order::EvictionPass,
     ids::{BlockId, ObjectSlot, SegmentSlot},
-    inventory::eviction::Verdict,
-    pool::{allocator::Mark, capture::Capture, request::AllocRequest, segment::Segments},
+    inventory::{
+        eviction::Verdict,
+        memory::{self, Window},
+    },
+    pool::{allocator::Mark, request::AllocRequest, segment::Segments},
     replica::Replica,
 };
 
@@ -136,9 +139,8 @@ impl Reclaimer<'_> {
         request: &AllocRequest<'_>,
         found: &Search,
     ) -> Scan {
-        let mut segments = Vec::new();
-        self.inventory.pool.preferred_order(request, &mut segments);
-        segments.extend(self.inventory.pool.segments.open());
+        let mut segments = memory::preferred_order(self.inventory, request);
+        segments.extend(self.inventory.segments().open());
         let mut seen = FxHashSet::default();
         segments.retain(|&slot| seen.insert(slot) && self.is_useful(slot, need, request, found));
         Scan { segments, next: 0, pass: 0, present: None }
@@ -174,7 +176,7 @@ impl Reclaimer<'_> {
         steps: &mut usize,
     ) -> ScanStep {
         let Some(mut scan) = search.scan.take() else { return ScanStep::TimeIsUp };
-        let passes = EvictionPass::allowed(&self.inventory.rules);
+        let passes = EvictionPass::allowed(self.inventory.rules());
         loop {
             let Some(present) = &mut scan.present else {
                 let Some(&slot) = scan.segments.get(scan.next) else {
@@ -249,7 +251,7 @@ impl Reclaimer<'_> {
                 Some(VictimOutcome::Moving)
             }
             Filled::TimeIsUp => {
-                let passes = EvictionPass::allowed(&self.inventory.rules);
+                let passes = EvictionPass::allowed(self.inventory.rules());
                 let mut scan = self.begin_scan(need, request, found);
                 scan.pass = passes.iter().position(|&other| other == pass).unwrap_or(0);
                 scan.present = Some(self.scan_from(segment, first, Some(fill)));
@@ -260,7 +262,7 @@ impl Reclaimer<'_> {
     }
 
     fn begin_segment_scan(&mut self, segment: SegmentSlot) -> Option<SegmentScan> {
-        let block = self.inventory.pool.segments.at(segment).allocator.rover()?;
+        let block = self.inventory.segments().at(segment).allocator.rover()?;
         Some(self.scan_from(segment, block, None))
     }
 
@@ -270,19 +272,19 @@ impl Reclaimer<'_> {
         block: BlockId,
         fill: Option<Fill>,
     ) -> SegmentScan {
-        let allocator = &mut self.inventory.pool.segments.at_mut(segment).allocator;
-        let (first, at) = (allocator.mark(block), allocator.mark(block));
-        let origin = allocator.offset(block);
+        let mut marks = memory::marks(self.inventory, segment);
+        let (first, at) = (marks.mark(block), marks.mark(block));
+        let origin = marks.offset(block);
         SegmentScan { segment, first, at, origin, has_wrapped: false, fill }
     }
 
     fn end_segment_scan(&mut self, present: SegmentScan) {
         let SegmentScan { segment, first, at, fill, .. } = present;
-        let allocator = &mut self.inventory.pool.segments.at_mut(segment).allocator;
+        let mut marks = memory::marks(self.inventory, segment);
         // The next scan begins here: a search that is repeated goes on in this way.
-        allocator.set_rover(allocator.marked(first));
-        allocator.unmark(first);
-        allocator.unmark(at);
+        marks.set_rover(marks.marked(first));
+        marks.unmark(first);
+        marks.unmark(at);
         if let Some(fill) = fill {
             self.release_fill(segment, fill);
         }
@@ -301,7 +303,7 @@ impl Reclaimer<'_> {
         let SegmentScan { segment, first, at, origin, .. } = *present;
         while *steps > 0 {
             *steps -= 1;
-            let allocator = &self.inventory.pool.segments.at(segment).allocator;
+            let allocator = &self.inventory.segments().at(segment).allocator;
             let block = allocator.marked(at);
             let is_clear = allocator.is_block_free(block)
                 || match self.evictable(now, pass, request, (segment, block), steps) {
@@ -309,27 +311,27 @@ impl Reclaimer<'_> {
                     Evictable::IsNot => false,
                     Evictable::Unknown => return false,
                 };
-            let allocator = &mut self.inventory.pool.segments.at_mut(segment).allocator;
-            if is_clear && allocator.window_fits(allocator.marked(first), block, request.length) {
+            let mut marks = memory::marks(self.inventory, segment);
+            if is_clear && marks.window_fits(marks.marked(first), block, request.length) {
                 present.fill = Some(Fill::default());
                 return true;
             }
-            match allocator.next_block(block) {
+            match marks.next_block(block) {
                 Some(next) => {
-                    allocator.move_mark(at, next);
+                    marks.move_mark(at, next);
                     if !is_clear {
-                        allocator.move_mark(first, next);
+                        marks.move_mark(first, next);
                     }
                 }
                 None if present.has_wrapped => return false,
                 None => {
                     present.has_wrapped = true;
-                    let Some(start) = allocator.first_block() else { return false };
-                    allocator.move_mark(at, start);
-                    allocator.move_mark(first, start);
+                    let Some(start) = marks.first_block() else { return false };
+                    marks.move_mark(at, start);
+                    marks.move_mark(first, start);
                 }
             }
-            if present.has_wrapped && allocator.offset(allocator.marked(first)) >= origin {
+            if present.has_wrapped && marks.offset(marks.marked(first)) >= origin {
                 // All windows from here on were looked at before.
                 *steps = (*steps).max(1);
                 return false;
@@ -349,14 +351,14 @@ impl Reclaimer<'_> {
     ) -> FillStep {
         let segment = present.segment;
         let Some(mut fill) = present.fill.take() else { return FillStep::Continue };
-        let first = self.inventory.pool.segments.at(segment).allocator.marked(present.first);
+        let first = self.inventory.segments().at(segment).allocator.marked(present.first);
         let filled = self.fill(now, (pass, request), (segment, first), &mut fill, steps);
         found.position = found.position.max(fill.position);
         match filled {
             Filled::Done(block) => {
-                let allocator = &mut self.inventory.pool.segments.at_mut(segment).allocator;
-                let next = allocator.next_block(block).or_else(|| allocator.first_block());
-                allocator.move_mark(present.first, next.unwrap_or(block));
+                let mut marks = memory::marks(self.inventory, segment);
+                let next = marks.next_block(block).or_else(|| marks.first_block());
+                marks.move_mark(present.first, next.unwrap_or(block));
                 self.add_found(found, segment, block);
                 return FillStep::Done;
             }
@@ -367,10 +369,10 @@ impl Reclaimer<'_> {
             }
             Filled::Blocked(obstacle) => {
                 // The object was used or pinned meanwhile. The scan goes on behind it.
-                let allocator = &mut self.inventory.pool.segments.at_mut(segment).allocator;
+                let mut marks = memory::marks(self.inventory, segment);
                 let place = obstacle.unwrap_or(first);
-                allocator.move_mark(present.first, place);
-                allocator.move_mark(present.at, place);
+                marks.move_mark(present.first, place);
+                marks.move_mark(present.at, place);
                 self.release_fill(segment, fill);
             }
         }
@@ -393,7 +395,7 @@ impl Reclaimer<'_> {
     ) -> Filled {
         let length = request.length;
         loop {
-            let allocator = &self.inventory.pool.segments.at(segment).allocator;
+            let allocator = &self.inventory.segments().at(segment).allocator;
             let next = match fill.block {
                 None => first,
                 Some(block) => match allocator.next_block(block) {
@@ -405,9 +407,10 @@ impl Reclaimer<'_> {
                 return Filled::TimeIsUp;
             }
             *steps -= 1;
-            if self.inventory.catalog.groups.next_condemned().is_some() {
+            let window = Window { segment, block: fill.block, next, length };
+            if self.inventory.groups().next_condemned().is_some() {
                 // Other members of a group of which this window had one may lie in it.
-                self.evict_captured(now, None, (segment, first, next), (length, fill), steps);
+                self.evict_captured(now, None, window, fill, steps);
                 continue;
             }
             if !allocator.is_block_free(next) && !fill.captured.remove(&next) {
@@ -418,35 +421,22 @@ impl Reclaimer<'_> {
                     Evictable::Moves => {
                         let begin = fill.block.unwrap_or(first);
                         let left = length.saturating_sub(
-                            self.inventory.pool.segments.at(segment).allocator.offset(next)
-                                - self.inventory.pool.segments.at(segment).allocator.offset(begin),
+                            self.inventory.segments().at(segment).allocator.offset(next)
+                                - self.inventory.segments().at(segment).allocator.offset(begin),
                         );
                         self.move_run_down(now, (segment, next), left.max(1));
                         return Filled::Moving;
                     }
                     Evictable::Unknown => return Filled::TimeIsUp,
                 };
-                self.evict_captured(now, victim, (segment, first, next), (length, fill), steps);
+                self.evict_captured(now, victim, window, fill, steps);
                 if !fill.captured.remove(&next) {
                     return Filled::Blocked(Some(next));
                 }
             }
-            let block = fill.block;
-            let joined = self.inventory.pool.segments.with_allocator(segment, |allocator| {
-                match block {
-                    Some(block) => allocator.join_next(block),
-                    None if allocator.is_block_free(next) => allocator.take_free(next),
-                    None => {}
-                }
-                let block = block.unwrap_or(next);
-                let fits = allocator.window_fits(block, block, length);
-                (block, fits.then(|| allocator.trim(block, length)))
-            });
-            fill.block = Some(joined.0);
-            if let Some((block, rests)) = joined.1 {
-                for rest in rests.into_iter().flatten() {
-                    self.inventory.pool.free_block(segment, rest, fill.position);
-                }
+            let (block, fits) = memory::join_next(self.inventory, window, fill.position);
+            fill.block = Some(block);
+            if fits {
                 return Filled::Done(block);
             }
         }
@@ -458,42 +448,26 @@ impl Reclaimer<'_> {
         &mut self,
         now: Moment,
         victim: Option<ObjectSlot>,
-        (segment, first, next): (SegmentSlot, BlockId, BlockId),
-        (length, fill): (u64, &mut Fill),
+        window: Window,
+        fill: &mut Fill,
         steps: &mut usize,
     ) {
-        let allocator = &self.inventory.pool.segments.at(segment).allocator;
-        let window = allocator.offset(fill.block.unwrap_or(first));
-        let start = allocator.offset(next);
-        let end = (start + 1).max(window.saturating_add(length));
-        self.inventory.pool.capture = Some(Capture {
-            segment,
-            offsets: start..end,
-            blocks: std::mem::take(&mut fill.captured),
-            position: fill.position,
-        });
-        let evicted = match victim {
-            Some(victim) => self.inventory.evict_group(now, victim),
-            None => usize::from(self.inventory.evict_condemned(now)),
-        };
+        let kept = (&mut fill.captured, &mut fill.position);
+        let evicted = memory::evict_captured(self.inventory, now, victim, window, kept);
         *steps = steps.saturating_sub(EVICT_STEPS * evicted);
-        if let Some(capture) = self.inventory.pool.capture.take() {
-            fill.captured = capture.blocks;
-            fill.position = capture.position;
-        }
     }
 
     fn release_fill(&mut self, segment: SegmentSlot, fill: Fill) {
         for block in fill.block.into_iter().chain(fill.captured) {
-            self.inventory.pool.free_block(segment, block, fill.position);
+            memory::free_block(self.inventory, segment, block, fill.position);
         }
     }
 
     /// Returns the complete object that the block belongs to.
     pub(super) fn owner_of(&self, segment: SegmentSlot, block: BlockId) -> Option<ObjectSlot> {
-        let owner = self.inventory.pool.segments.at(segment).allocator.owner(block);
+        let owner = self.inventory.segments().at(segment).allocator.owner(block);
         let owner = ObjectSlot::new(owner?);
-        let object = self.inventory.catalog.objects.get(owner).filter(|found| found.is_complete());
+        let object = self.inventory.objects().get(owner).filter(|found| found.is_complete());
         // The owner is known from the start of the put, and may have other memory by now.
         let is_here = object.is_some_and(|object| {
             let mut replicas = object.replicas.iter();

@@ -19,7 +19,8 @@ use crate::state::{
     catalog::object::{Flags, Object},
     ids::{ObjectSlot, SegmentSlot},
     inventory::{
-        new_copies::{begin_copies, end_copies},
+        memory::request_sync,
+        new_copies::{begin_copies, end_copies, end_copying, lend_source},
         quota::QuotaVerdict,
     },
     lease::Timestamp,
@@ -109,7 +110,7 @@ impl TaskCalls<'_> {
     /// Starts a task pending for the client; `None` if nothing is left to do.
     pub(super) fn begin_task(&mut self, now: Moment, client: ClientId, id: TaskId) -> Option<Work> {
         let slot = self.tasks.get(id)?.subject.slot;
-        if self.inventory.catalog.objects.get(slot).is_some() {
+        if self.inventory.objects().get(slot).is_some() {
             self.inventory.drop_lost_replicas(slot);
         }
         let task = self.tasks.get(id)?;
@@ -156,14 +157,14 @@ impl TaskCalls<'_> {
         }
         let readable: Vec<(Replica, ClientId)> = copies
             .iter()
-            .map(|copy| (*copy, self.inventory.pool.segments.at(copy.segment)))
+            .map(|copy| (*copy, self.inventory.segments().at(copy.segment)))
             .filter(|(_, segment)| segment.is_readable())
             .map(|(copy, segment)| (copy, segment.client))
             .collect();
         let Some(source) = pick_source(&readable, client) else {
             return match copies
                 .iter()
-                .any(|copy| self.inventory.pool.segments.at(copy.segment).is_unclaimed)
+                .any(|copy| self.inventory.segments().at(copy.segment).is_unclaimed)
             {
                 true => Plan::Wait,
                 false => Plan::Retry("no client that holds a replica sends heartbeats"),
@@ -172,7 +173,7 @@ impl TaskCalls<'_> {
         let sources = self.sources(&task.goal);
         let is_on = |slots: &[SegmentSlot]| {
             copies.iter().any(|copy| {
-                let segment = self.inventory.pool.segments.at(copy.segment);
+                let segment = self.inventory.segments().at(copy.segment);
                 let counts = match task.goal {
                     Goal::Copy { .. } => segment.is_readable(),
                     Goal::Move { .. } | Goal::Evacuate { .. } => segment.may_replace(),
@@ -183,11 +184,11 @@ impl TaskCalls<'_> {
         let targets = match &task.goal {
             Goal::Copy { targets } => {
                 let slots =
-                    targets.iter().map(|name| self.inventory.pool.segments.named(name).to_vec());
+                    targets.iter().map(|name| self.inventory.segments().named(name).to_vec());
                 slots.filter(|slots| !is_on(slots)).map(Target::Only).collect()
             }
             Goal::Move { target, .. } => {
-                let slots = self.inventory.pool.segments.named(target).to_vec();
+                let slots = self.inventory.segments().named(target).to_vec();
                 if is_on(&slots) {
                     Vec::new()
                 } else if copies.iter().any(|copy| sources.contains(&copy.segment)) {
@@ -233,16 +234,16 @@ impl TaskCalls<'_> {
             return Ok(None);
         }
         if !targets.is_empty() {
-            let named = targets.iter().flat_map(|name| self.inventory.pool.segments.named(name));
+            let named = targets.iter().flat_map(|name| self.inventory.segments().named(name));
             let slots: Vec<SegmentSlot> = named.copied().collect();
             return Ok((!is_on(&slots)).then_some(Target::Only(slots)));
         }
         let holders: Vec<SegmentSlot> = copies.iter().map(|copy| copy.segment).collect();
-        if self.inventory.pool.segments.open().iter().any(|slot| !holders.contains(slot)) {
+        if self.inventory.segments().open().iter().any(|slot| !holders.contains(slot)) {
             return Ok(Some(Target::Except(holders)));
         }
         let others =
-            self.inventory.pool.segments.mounted().filter(|(slot, _)| !holders.contains(slot));
+            self.inventory.segments().mounted().filter(|(slot, _)| !holders.contains(slot));
         if others.into_iter().any(|(_, segment)| segment.is_coming_back()) {
             Err(Plan::Wait)
         } else if is_kept || is_on(&holders) {
@@ -255,7 +256,7 @@ impl TaskCalls<'_> {
     /// Returns whether a replica is needed in a segment that cannot take it yet, but soon.
     fn is_coming_back(&self, target: &Target) -> bool {
         let Target::Only(slots) = target else { return false };
-        let mut wanted = slots.iter().map(|&slot| self.inventory.pool.segments.at(slot));
+        let mut wanted = slots.iter().map(|&slot| self.inventory.segments().at(slot));
         !wanted.clone().any(Segment::accepts_new) && wanted.any(Segment::is_coming_back)
     }
 
@@ -270,16 +271,16 @@ impl TaskCalls<'_> {
         let task = self.tasks.get(id)?;
         let (slot, key, kind) = (task.subject.slot, task.subject.key.clone(), task.kind);
         let job = task.job;
-        let object = self.inventory.catalog.objects.at(slot);
+        let object = self.inventory.objects().at(slot);
         let (version, length) = (object.version, object.length);
-        let checksum = self.inventory.catalog.objects.checksum(slot);
+        let checksum = self.inventory.objects().checksum(slot);
         let may_evict = job.is_none_or(|job| self.jobs.may_evict(job));
-        let before = self.inventory.log.counters.evicted();
+        let before = self.inventory.log().counters().evicted();
         let placement = Placement { is_charged: kind == TaskKind::Copy, may_evict, host: "" };
         let placed = self.place_copies(now, slot, placement, targets);
         let placed = placed.map_err(|error| error.to_string());
         if let Some(job) = job {
-            self.jobs.count_evicted(job, before, self.inventory.log.counters.evicted());
+            self.jobs.count_evicted(job, before, self.inventory.log().counters().evicted());
         }
         let (placed, why) = match placed {
             Ok(Placed::Now(placed, why)) => (placed, why),
@@ -305,13 +306,12 @@ impl TaskCalls<'_> {
             self.fail_task(now, id, CHANGED);
             return None;
         }
-        let until = now + self.inventory.rules.write_end();
-        let targets = self.inventory.pool.places(version, length, &placed).to_vec();
+        let until = now + self.inventory.rules().write_end();
+        let targets = self.inventory.pool().places(version, length, &placed).to_vec();
         let copies = begin_copies(self.inventory, now, slot, placed);
-        self.inventory.pool.segments.at_mut(source.segment).extend_busy(until);
-        self.inventory.catalog.protect_copied(slot, until);
+        lend_source(self.inventory, slot, source.segment, until);
         let is_whole = why.is_none();
-        let source = *self.inventory.pool.places(version, length, &[source]).first()?;
+        let source = *self.inventory.pool().places(version, length, &[source]).first()?;
         self.tasks.run(id, Attempt { copies, is_whole });
         let task = self.tasks.get_mut(id)?;
         task.begun.get_or_insert(now);
@@ -332,7 +332,7 @@ impl TaskCalls<'_> {
         Placement { is_charged, may_evict, host }: Placement<'_>,
         targets: &[Target],
     ) -> Result<Placed> {
-        let object = self.inventory.catalog.objects.at(slot);
+        let object = self.inventory.objects().at(slot);
         let (tenant, length) = (object.tenant, object.length);
         if is_charged {
             let need = length.saturating_mul(targets.len() as u64);
@@ -372,7 +372,7 @@ impl TaskCalls<'_> {
             };
             match outcome {
                 Ok(Some(found)) => {
-                    let object = self.inventory.catalog.objects.get(slot);
+                    let object = self.inventory.objects().get(slot);
                     let present = object.map_or(&[][..], |object| &object.replicas);
                     let ordinal = self.tasks.take_ordinal(present);
                     placed.extend(found.iter().map(|&copy| Replica { ordinal, ..copy }));
@@ -413,7 +413,7 @@ impl TaskCalls<'_> {
         }
         // What was evicted is free when the task is tried again.
         self.reclaimer().cancel_search(search);
-        self.inventory.pool.unsynced.is_sync_wanted = true;
+        request_sync(self.inventory);
         Ok(None)
     }
 
@@ -427,7 +427,7 @@ impl TaskCalls<'_> {
         Ok(match self.reclaimer().allocate_free(now, request)? {
             Allocation::Ready(found) => Some(found),
             Allocation::Pending(_) => {
-                self.inventory.pool.unsynced.is_sync_wanted = true;
+                request_sync(self.inventory);
                 None
             }
         })
@@ -449,9 +449,7 @@ impl TaskCalls<'_> {
         // A replica that was lost meanwhile is not brought back.
         let is_same = self.subject(task).is_some() && self.inventory.drop_lost_replicas(slot);
         if is_same {
-            self.inventory.catalog.objects.at_mut(slot).flags.set(Flags::BEING_COPIED, false);
-            self.inventory.catalog.copied.remove(&slot);
-            self.inventory.catalog.unpark_early(slot);
+            end_copying(self.inventory, slot);
         }
         let placed = attempt.copies.replicas().len();
         let object = (is_same.then_some(slot), version);
@@ -469,7 +467,7 @@ impl TaskCalls<'_> {
 
     /// Retries a task that is in no queue after a delay, unless it has no retries left.
     pub(super) fn retry_task(&mut self, now: Moment, id: TaskId, why: &str) {
-        let limits = &self.inventory.rules.tasks;
+        let limits = &self.inventory.rules().tasks;
         let Some(task) = self.tasks.get_mut(id) else { return };
         let retries_max = task.job.map_or(limits.retries_max, |_| DRAIN_RETRIES_MAX);
         let timeout = limits.processing_timeout;
@@ -507,8 +505,8 @@ impl TaskCalls<'_> {
                 self.end_move(now, job, (slot, version), outcome);
             }
             None => {
-                self.inventory.log.counters.tasks_done += u64::from(outcome.is_ok());
-                self.inventory.log.counters.tasks_failed += u64::from(outcome.is_err());
+                self.inventory.counters_mut().tasks_done += u64::from(outcome.is_ok());
+                self.inventory.counters_mut().tasks_failed += u64::from(outcome.is_err());
                 self.log_task(id);
                 self.forget_finished(id);
             }
@@ -517,15 +515,15 @@ impl TaskCalls<'_> {
 
     /// Finishes a task. If too many finished tasks are kept, the oldest is forgotten.
     pub(super) fn forget_finished(&mut self, id: TaskId) {
-        if let Some(oldest) = self.tasks.finish(id, self.inventory.rules.tasks.finished_max) {
-            self.inventory.log.effects.record(|| Effect::Task { id: oldest.bits(), record: None });
+        if let Some(oldest) = self.tasks.finish(id, self.inventory.rules().tasks.finished_max) {
+            self.inventory.record(|| Effect::Task { id: oldest.bits(), record: None });
         }
     }
 
     /// Sets the timer of the task's present phase.
     pub(super) fn set_task_timer(&mut self, id: TaskId, at: Moment) {
         if let Some(task) = self.tasks.get(id) {
-            self.inventory.timers.push(at, Timer::Task(id, task.phase));
+            self.inventory.set_timer(at, Timer::Task(id, task.phase));
         }
     }
 

@@ -16,8 +16,9 @@ use crate::state::{
         promotion::disk_keeper,
         table::{Goal, Task},
     },
-    catalog::object::{Flags, Object},
+    catalog::object::Object,
     ids::SegmentSlot,
+    inventory::new_copies::{end_copying, protect_copied},
 };
 
 /// How often a task looks for the sign of life that it waits for.
@@ -99,7 +100,7 @@ fn replacement(
     since: Moment,
     reporter: Option<ClientId>,
 ) -> Replacement {
-    let segments = &calls.inventory.pool.segments;
+    let segments = calls.inventory.segments();
     let goal = &task.goal;
     let targets: Vec<SegmentSlot> = match goal {
         Goal::Copy { .. } => Vec::new(),
@@ -123,7 +124,7 @@ fn replacement(
         return Replacement::Lost;
     }
     let lives = |owner: ClientId| {
-        reporter == Some(owner) || calls.inventory.clients.was_heard_after(owner, since)
+        reporter == Some(owner) || calls.inventory.clients().was_heard_after(owner, since)
     };
     match owners.any(lives) {
         true => Replacement::Confirmed,
@@ -142,8 +143,8 @@ fn await_confirmation(
     let Some(task) = calls.tasks.get(id) else { return };
     let slot = task.subject.slot;
     // The owner of the target is heard of before then, or has expired.
-    let until = confirmation.since + calls.inventory.rules.client_ttl * 2;
-    calls.inventory.catalog.protect_copied(slot, until);
+    let until = confirmation.since + calls.inventory.rules().client_ttl * 2;
+    protect_copied(calls.inventory, slot, until);
     calls.tasks.begin_confirmation(id, confirmation);
     calls.set_task_timer(id, now + CONFIRM_PAUSE);
     if let Some(job) = calls.tasks.get(id).and_then(|task| task.job) {
@@ -156,9 +157,7 @@ fn end_confirmation(calls: &mut TaskCalls<'_>, id: TaskId) -> Option<Confirmatio
     let task = calls.tasks.get(id)?;
     let (slot, job) = (task.subject.slot, task.job);
     if calls.subject(task).is_some() {
-        calls.inventory.catalog.objects.at_mut(slot).flags.set(Flags::BEING_COPIED, false);
-        calls.inventory.catalog.copied.remove(&slot);
-        calls.inventory.catalog.unpark_early(slot);
+        end_copying(calls.inventory, slot);
     }
     if let Some(job) = job {
         calls.jobs.count_confirming(job, false);

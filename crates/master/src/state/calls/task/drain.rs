@@ -23,6 +23,7 @@ use crate::state::{
     },
     catalog::object::Flags,
     ids::{ObjectSlot, SegmentSlot},
+    inventory::segments,
     ledger::effect::Effect,
     pool::segment::{SegmentSet, SegmentStatus},
     random::Random,
@@ -354,8 +355,7 @@ impl TaskCalls<'_> {
         self.jobs.by_id.insert(id, job);
         self.jobs.running.push(id);
         // Segments that were drained before stay so, even if the job fails.
-        slots
-            .retain(|&slot| self.inventory.pool.segments.at(slot).status != SegmentStatus::Drained);
+        slots.retain(|&slot| self.inventory.segments().at(slot).status != SegmentStatus::Drained);
         self.set_status(&slots, SegmentStatus::Draining);
         self.log_job(id);
         self.schedule_job(id, now);
@@ -375,7 +375,7 @@ impl TaskCalls<'_> {
         }
         let mut slots = Vec::new();
         for name in new.segments.iter().chain(new.targets) {
-            let named = self.inventory.pool.segments.named(name);
+            let named = self.inventory.segments().named(name);
             if named.is_empty() {
                 return Err(unknown_segment(name));
             }
@@ -414,7 +414,7 @@ impl TaskCalls<'_> {
 
     /// Returns why a segment cannot be drained now; `None` if it can.
     fn busy_error(&self, slot: SegmentSlot) -> Option<Error> {
-        let segment = self.inventory.pool.segments.at(slot);
+        let segment = self.inventory.segments().at(slot);
         let why = match segment.status {
             SegmentStatus::Ok | SegmentStatus::Drained => return None,
             SegmentStatus::Draining => "another job drains the segment",
@@ -467,7 +467,7 @@ impl TaskCalls<'_> {
             return self.end_job(now, id, JobStatus::Failed, why);
         }
         let sources = slots.iter().copied().collect();
-        let end = start.saturating_add(SLICE).min(self.inventory.catalog.objects.slot_count());
+        let end = start.saturating_add(SLICE).min(self.inventory.objects().slot_count());
         let is_stuck = self.is_stuck(id, &sources);
         let mut slot = start;
         while slot < end && active < concurrency {
@@ -489,7 +489,7 @@ impl TaskCalls<'_> {
             slot += 1;
         }
         self.searches.steps += u64::from(slot - start) + (slots.len() / SEGMENTS_PER_STEP) as u64;
-        let is_pass_over = slot == self.inventory.catalog.objects.slot_count();
+        let is_pass_over = slot == self.inventory.objects().slot_count();
         let Some(job) = self.jobs.running(id) else { return };
         (job.cursor, job.found) = (slot, job.found + found);
         job.blocked += blocked;
@@ -505,7 +505,7 @@ impl TaskCalls<'_> {
     /// Returns whether a job that has moved nothing has no segment to move objects to.
     fn is_stuck(&self, id: JobId, sources: &SegmentSet) -> bool {
         let job = &self.jobs.by_id[&id];
-        let segments = &self.inventory.pool.segments;
+        let segments = self.inventory.segments();
         let takes = |slot: SegmentSlot| {
             let segment = segments.at(slot);
             !sources.contains(slot) && (segment.accepts_new() || segment.is_coming_back())
@@ -526,21 +526,21 @@ impl TaskCalls<'_> {
         slot: ObjectSlot,
         (source, sources): (SegmentId, &SegmentSet),
     ) -> bool {
-        let object = self.inventory.catalog.objects.at(slot);
-        let mut copies = self.inventory.pool.readable_copies(&object.replicas);
+        let object = self.inventory.objects().at(slot);
+        let mut copies = self.inventory.pool().readable_copies(&object.replicas);
         copies.any(|copy| !sources.contains(copy.segment))
             || self.jobs.by_id[&id].targets.is_empty()
                 && disk_elsewhere(self, slot, source).is_some()
     }
 
     fn check_object(&self, job: JobId, slot: ObjectSlot, sources: &SegmentSet) -> DrainCheck {
-        let object = self.inventory.catalog.objects.get(slot).filter(|object| object.is_complete());
+        let object = self.inventory.objects().get(slot).filter(|object| object.is_complete());
         let Some(object) = object else { return DrainCheck::Nothing };
         let mut copies = object.replicas.iter();
         let source = copies.find(|copy| sources.contains(copy.segment));
         let Some(source) = source else { return DrainCheck::Nothing };
         let job = &self.jobs.by_id[&job];
-        let segment = self.inventory.pool.segments.at(source.segment);
+        let segment = self.inventory.segments().at(source.segment);
         if job.given_up.get(&slot) == Some(&object.version) {
             DrainCheck::Nothing
         } else if job.busy.contains(&(slot, object.version)) {
@@ -554,7 +554,7 @@ impl TaskCalls<'_> {
 
     /// Creates a task for an object.
     fn start_move(&mut self, now: Moment, id: JobId, slot: ObjectSlot, source: SegmentId) {
-        let version = self.inventory.catalog.objects.at(slot).version;
+        let version = self.inventory.objects().at(slot).version;
         let Some(job) = self.jobs.by_id.get_mut(&id) else { return };
         // Counted first, because the task may end at once.
         job.view.active += 1;
@@ -566,7 +566,7 @@ impl TaskCalls<'_> {
     /// Ends a pass: the segments are empty, or another pass follows.
     fn end_pass(&mut self, now: Moment, id: JobId, slots: &[SegmentSlot], sources: &SegmentSet) {
         let is_written =
-            slots.iter().any(|&slot| self.inventory.pool.segments.at(slot).reserved().writing > 0);
+            slots.iter().any(|&slot| self.inventory.segments().at(slot).reserved().writing > 0);
         let written = slots.iter().map(|&slot| self.writes.count_in(slot) as u64).sum::<u64>();
         let Some(job) = self.jobs.running(id) else { return };
         job.view.blocked = job.blocked + written;
@@ -577,7 +577,7 @@ impl TaskCalls<'_> {
         }
         let given_up = std::mem::take(&mut job.given_up);
         let left = given_up.iter().filter(|(slot, version)| {
-            self.inventory.catalog.objects.get(**slot).is_some_and(|object| {
+            self.inventory.objects().get(**slot).is_some_and(|object| {
                 let copies = &object.replicas[..];
                 object.version == **version
                     && copies.iter().any(|copy| sources.contains(copy.segment))
@@ -604,7 +604,7 @@ impl TaskCalls<'_> {
         (slot, version): (ObjectSlot, u64),
         outcome: Result<u64, &str>,
     ) {
-        let object = self.inventory.catalog.objects.get(slot);
+        let object = self.inventory.objects().get(slot);
         let is_there = object.is_some_and(|o| o.is_complete() && o.version == version);
         let Some(job) = self.jobs.by_id.get_mut(&id) else { return };
         job.view.updated = now;
@@ -632,16 +632,17 @@ impl TaskCalls<'_> {
     }
 
     fn end_job(&mut self, now: Moment, id: JobId, status: JobStatus, why: &str) {
-        let again = self.job_segments(id).into_iter().filter(|&slot| {
-            self.inventory.pool.segments.at(slot).status == SegmentStatus::Draining
-        });
+        let again = self
+            .job_segments(id)
+            .into_iter()
+            .filter(|&slot| self.inventory.segments().at(slot).status == SegmentStatus::Draining);
         let again: Vec<SegmentSlot> = again.collect();
         self.set_status(&again, SegmentStatus::Ok);
         let Some(job) = self.jobs.running(id) else { return };
         match status {
-            JobStatus::Succeeded => self.inventory.log.counters.drains_done += 1,
-            JobStatus::Canceled => self.inventory.log.counters.drains_cancelled += 1,
-            _ => self.inventory.log.counters.drains_failed += 1,
+            JobStatus::Succeeded => self.inventory.counters_mut().drains_done += 1,
+            JobStatus::Canceled => self.inventory.counters_mut().drains_cancelled += 1,
+            _ => self.inventory.counters_mut().drains_failed += 1,
         }
         (job.view.status, job.view.updated) = (status, now);
         if status == JobStatus::Failed && !job.view.message.is_empty() {
@@ -651,7 +652,7 @@ impl TaskCalls<'_> {
         }
         self.log_job(id);
         if let Some(oldest) = self.jobs.finish(id) {
-            self.inventory.log.effects.record(|| Effect::Task { id: oldest.bits(), record: None });
+            self.inventory.record(|| Effect::Task { id: oldest.bits(), record: None });
         }
     }
 
@@ -659,28 +660,21 @@ impl TaskCalls<'_> {
     fn job_segments(&self, id: JobId) -> Vec<SegmentSlot> {
         let Some(job) = self.jobs.by_id.get(&id) else { return Vec::new() };
         let slots = job.segments.iter().filter_map(|identity| {
-            let slot = self.inventory.pool.segments.by_id(identity.0)?;
+            let slot = self.inventory.segments().by_id(identity.0)?;
             (self.identity(slot) == *identity).then_some(slot)
         });
         slots.collect()
     }
 
     fn identity(&self, slot: SegmentSlot) -> (SegmentId, Incarnation) {
-        let spec = &self.inventory.pool.segments.at(slot).spec;
+        let spec = &self.inventory.segments().at(slot).spec;
         (spec.id, spec.incarnation)
     }
 
     /// Sets the status of segments, but of those that their owners unmount after a grace: they leave.
     fn set_status(&mut self, slots: &[SegmentSlot], status: SegmentStatus) {
         for &slot in slots {
-            let segment = self.inventory.pool.segments.at_mut(slot);
-            if segment.unmount_at.is_some() {
-                continue;
-            }
-            segment.status = status;
-            let (number, status, grace) = (segment.number, status.code(), Duration::ZERO);
-            self.inventory.log.effects.record(|| Effect::SegmentStatus { number, status, grace });
-            self.inventory.pool.segments.refresh(slot);
+            segments::set_status(self.inventory, slot, status);
         }
     }
 
@@ -688,7 +682,7 @@ impl TaskCalls<'_> {
     fn schedule_job(&mut self, id: JobId, at: Moment) {
         let Some(job) = self.jobs.running(id) else { return };
         if !std::mem::replace(&mut job.is_scheduled, true) {
-            self.inventory.timers.push(at, Timer::Drain(id));
+            self.inventory.set_timer(at, Timer::Drain(id));
         }
     }
 }

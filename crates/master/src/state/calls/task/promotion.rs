@@ -78,7 +78,7 @@ impl<'a> PromotionCalls<'a> {
     /// Has the owner of a disk bring an object into memory if only the disk has it. Does not wait.
     pub fn prefetch(&mut self, now: Moment, tenant: &TenantId, key: &[u8]) -> Prefetch {
         let inventory = &mut *self.calls.inventory;
-        let tenant = inventory.catalog.objects.tenant_index(tenant);
+        let tenant = inventory.objects().tenant_index(tenant);
         match tenant.and_then(|tenant| inventory.find(now, tenant, key)) {
             Some(slot) => request_promotion(inventory, now, slot),
             None => Prefetch::Unneeded,
@@ -98,15 +98,15 @@ impl<'a> PromotionCalls<'a> {
         (limit, bytes): (usize, u64),
     ) -> Result<PromotionBatch> {
         let disk = DiskCalls { inventory: self.calls.inventory }.own_slot(client, disk)?;
-        let window = self.calls.inventory.rules.write_window;
+        let window = self.calls.inventory.rules().write_window;
         let mut batch = PromotionBatch { window, ..PromotionBatch::default() };
         let (mut sum, steps) = (0, self.calls.searches.steps);
         while batch.objects.len() < limit && sum < bytes {
-            let Some(promotion) = self.calls.inventory.promotions.pop(disk) else { break };
-            let is_full = self.calls.inventory.promotions.running_bytes() >= WRITTEN_BYTES_MAX;
+            let Some(promotion) = self.calls.inventory.promotions_mut().pop(disk) else { break };
+            let is_full = self.calls.inventory.promotions().running_bytes() >= WRITTEN_BYTES_MAX;
             if is_full || self.calls.searches.steps - steps > FETCH_STEPS {
                 batch.is_waiting = true;
-                self.calls.inventory.promotions.put_back(promotion);
+                self.calls.inventory.promotions_mut().put_back(promotion);
                 break;
             }
             self.calls.searches.steps += TASK_STEPS;
@@ -117,7 +117,7 @@ impl<'a> PromotionCalls<'a> {
                 }
                 BegunPromotion::Later => {
                     batch.is_waiting = true;
-                    self.calls.inventory.promotions.put_back(promotion);
+                    self.calls.inventory.promotions_mut().put_back(promotion);
                     break;
                 }
                 BegunPromotion::Ended => {}
@@ -139,12 +139,12 @@ impl<'a> PromotionCalls<'a> {
         (replica, is_written): (ReplicaId, bool),
     ) -> Result<()> {
         let disk = DiskCalls { inventory: self.calls.inventory }.own_slot(client, disk)?;
-        if self.calls.inventory.promotions.disk_of(replica) != Some(disk) {
+        if self.calls.inventory.promotions().disk_of(replica) != Some(disk) {
             return Ok(());
         }
-        if let Some(running) = self.calls.inventory.promotions.end(replica) {
+        if let Some(running) = self.calls.inventory.promotions_mut().end(replica) {
             if !is_written {
-                self.calls.inventory.log.counters.promotions_failed += 1;
+                self.calls.inventory.counters_mut().promotions_failed += 1;
             }
             self.finish(now, running, is_written, NOT_WRITTEN);
         }
@@ -153,8 +153,8 @@ impl<'a> PromotionCalls<'a> {
 
     /// Handles the timer of a promotion: its owner did not report in time.
     pub(in crate::state) fn expire(&mut self, now: Moment, replica: ReplicaId) {
-        if let Some(running) = self.calls.inventory.promotions.end(replica) {
-            self.calls.inventory.log.counters.promotions_expired += 1;
+        if let Some(running) = self.calls.inventory.promotions_mut().end(replica) {
+            self.calls.inventory.counters_mut().promotions_expired += 1;
             self.finish(now, running, false, TOO_LATE);
         }
     }
@@ -163,12 +163,12 @@ impl<'a> PromotionCalls<'a> {
     fn begin(&mut self, now: Moment, promotion: &Promotion) -> BegunPromotion {
         let slot = promotion.object;
         if !self.is_promotable(promotion) {
-            self.calls.inventory.log.counters.promotions_cancelled += 1;
+            self.calls.inventory.counters_mut().promotions_cancelled += 1;
             resume_tasks(&mut self.calls, now, promotion, Err(CHANGED));
             return BegunPromotion::Ended;
         }
         if promotion.is_late(now) {
-            self.calls.inventory.log.counters.promotions_expired += 1;
+            self.calls.inventory.counters_mut().promotions_expired += 1;
             resume_tasks(&mut self.calls, now, promotion, Err(TOO_LATE));
             return BegunPromotion::Ended;
         }
@@ -176,17 +176,17 @@ impl<'a> PromotionCalls<'a> {
             [] => Target::Any,
             names => {
                 let named =
-                    names.iter().flat_map(|name| self.calls.inventory.pool.segments.named(name));
+                    names.iter().flat_map(|name| self.calls.inventory.segments().named(name));
                 Target::Only(named.copied().collect())
             }
         };
-        let host = self.calls.inventory.pool.disks.at(promotion.disk).host.clone();
+        let host = self.calls.inventory.disks().at(promotion.disk).host.clone();
         let placement = Placement { is_charged: true, may_evict: true, host: &host };
         let placed = match self.calls.place_copies(now, slot, placement, &[target]) {
             Ok(Placed::Now(placed, _)) => placed,
             Ok(Placed::Later) => return BegunPromotion::Later,
             Err(error) => {
-                self.calls.inventory.log.counters.promotions_without_room += 1;
+                self.calls.inventory.counters_mut().promotions_without_room += 1;
                 resume_tasks(&mut self.calls, now, promotion, Err(&error.to_string()));
                 return BegunPromotion::Ended;
             }
@@ -196,7 +196,7 @@ impl<'a> PromotionCalls<'a> {
             for replica in placed {
                 self.calls.inventory.release(now, replica, Timestamp::default());
             }
-            self.calls.inventory.log.counters.promotions_cancelled += 1;
+            self.calls.inventory.counters_mut().promotions_cancelled += 1;
             resume_tasks(&mut self.calls, now, promotion, Err(CHANGED));
             return BegunPromotion::Ended;
         }
@@ -208,29 +208,29 @@ impl<'a> PromotionCalls<'a> {
         let slot = promotion.object;
         let replica = placed[0].id(promotion.version);
         let copies = begin_copies(self.calls.inventory, now, slot, placed);
-        let objects = &self.calls.inventory.catalog.objects;
+        let objects = self.calls.inventory.objects();
         let object = objects.at(slot);
         let handed_out = Offload {
             tenant: objects.tenant_name(object.tenant).clone(),
             key: objects.key(object).to_vec(),
             version: object.version(),
             length: object.length,
-            places: self.calls.inventory.pool.places(
+            places: self.calls.inventory.pool().places(
                 object.version,
                 object.length,
                 copies.replicas(),
             ),
         };
         let running = RunningPromotion { promotion: promotion.clone(), copies };
-        self.calls.inventory.promotions.begin(replica, running);
-        let until = now + self.calls.inventory.rules.write_end();
-        self.calls.inventory.timers.push(until, Timer::Promotion(replica));
+        self.calls.inventory.promotions_mut().begin(replica, running);
+        let until = now + self.calls.inventory.rules().write_end();
+        self.calls.inventory.set_timer(until, Timer::Promotion(replica));
         handed_out
     }
 
     /// Returns whether the object of a promotion is still the same, and only on the disk.
     fn is_promotable(&self, promotion: &Promotion) -> bool {
-        let object = self.calls.inventory.catalog.objects.get(promotion.object);
+        let object = self.calls.inventory.objects().get(promotion.object);
         object.is_some_and(|object| {
             object.is_complete()
                 && object.version == promotion.version
@@ -250,13 +250,13 @@ impl<'a> PromotionCalls<'a> {
         let ended = end_copies(self.calls.inventory, now, object, copies, &|_| !is_written);
         let outcome = match (is_same, is_written) {
             (true, true) => {
-                self.calls.inventory.log.counters.promotions_done += 1;
-                self.calls.inventory.log.counters.promoted_bytes += ended.added_bytes;
+                self.calls.inventory.counters_mut().promotions_done += 1;
+                self.calls.inventory.counters_mut().promoted_bytes += ended.added_bytes;
                 self.calls.inventory.extend_lease(now, slot);
                 Ok(())
             }
             (false, true) => {
-                self.calls.inventory.log.counters.promotions_cancelled += 1;
+                self.calls.inventory.counters_mut().promotions_cancelled += 1;
                 Err(CHANGED)
             }
             (_, false) => Err(why),
@@ -265,7 +265,7 @@ impl<'a> PromotionCalls<'a> {
     }
 
     fn is_present(&self, slot: ObjectSlot, version: u64) -> bool {
-        let object = self.calls.inventory.catalog.objects.get(slot);
+        let object = self.calls.inventory.objects().get(slot);
         object.is_some_and(|object| object.is_complete() && object.version == version)
     }
 }
@@ -278,7 +278,7 @@ pub(super) fn plan_from_disk(calls: &TaskCalls<'_>, task: &Task) -> Plan {
         Goal::Evacuate { .. } => None,
     };
     let Some(segment) = segments else { return Plan::Finish };
-    if calls.inventory.pool.segments.named(segment).is_empty() {
+    if calls.inventory.segments().named(segment).is_empty() {
         return Plan::Fail("the target is no longer mounted");
     }
     match readable_disk(calls.inventory, task.subject.slot) {
@@ -304,10 +304,10 @@ pub(super) fn disk_elsewhere(
     slot: ObjectSlot,
     source: SegmentId,
 ) -> Option<ClientId> {
-    let source = calls.inventory.pool.segments.by_id(source)?;
+    let source = calls.inventory.segments().by_id(source)?;
     let disk = readable_disk(calls.inventory, slot)?;
-    let owner = calls.inventory.pool.disks.at(disk).client;
-    (calls.inventory.pool.segments.at(source).client != owner).then_some(owner)
+    let owner = calls.inventory.disks().at(disk).client;
+    (calls.inventory.segments().at(source).client != owner).then_some(owner)
 }
 
 /// Assigns a task whose object has no memory that could be read to the owner of its disk.
@@ -319,7 +319,7 @@ pub(super) fn assign_to_disk(
 ) {
     let Some(task) = calls.tasks.get(id) else { return };
     let disk = calls.inventory.disk_copy(task.subject.slot);
-    let disk = disk.map(|disk| calls.inventory.pool.disks.at(disk));
+    let disk = disk.map(|disk| calls.inventory.disks().at(disk));
     let Some(client) = disk.filter(|disk| !disk.is_away()).map(|disk| disk.client) else {
         return calls.fail_task(now, id, CHANGED);
     };

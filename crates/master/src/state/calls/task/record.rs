@@ -11,6 +11,7 @@ use crate::state::{
         },
     },
     catalog::object::{NO_OBJECT, Objects},
+    inventory::quota::intern_tenant,
     ledger::{
         effect::{
             Effect,
@@ -66,12 +67,9 @@ impl TaskCalls<'_> {
     /// Logs the status of the task, unless it belongs to a drain.
     pub(super) fn log_task(&mut self, id: TaskId) {
         let Some(task) = self.tasks.get(id).filter(|task| task.job.is_none()) else { return };
-        if self.inventory.log.effects.is_recording() {
-            let record = task.record(&self.inventory.catalog.objects);
-            self.inventory
-                .log
-                .effects
-                .record(|| Effect::Task { id: id.bits(), record: Some(&record) });
+        if self.inventory.log().is_recording() {
+            let record = task.record(self.inventory.objects());
+            self.inventory.record(|| Effect::Task { id: id.bits(), record: Some(&record) });
         }
     }
 
@@ -90,18 +88,17 @@ impl TaskCalls<'_> {
             }
             _ => return None,
         };
-        let tenant =
-            self.inventory.catalog.objects.intern_tenant(&TenantId::new(input.text()?)).ok()?;
+        let tenant = intern_tenant(self.inventory, &TenantId::new(input.text()?)).ok()?;
         let key = ObjectKey::new(input.sized()?).ok()?;
         let version = input.int()?;
-        let found = self.inventory.catalog.objects.find(tenant, key.as_bytes());
+        let found = self.inventory.objects().find(tenant, key.as_bytes());
         let slot = found.unwrap_or(NO_OBJECT);
         let subject = Subject { slot, version, tenant, key };
         let mut task = Task::new(created, kind, goal, subject, TaskSource::Caller(None));
         task.retries = u32::try_from(input.int()?).ok()?;
         // No attempt under the earlier master matches one of this master: versions are never
         // reused, and a task has fewer phases than versions are skipped at a restart.
-        task.phase = self.inventory.next_version;
+        task.phase = self.inventory.next_version();
         let status = input.byte()?;
         if status > 0 {
             task.status = if status == 2 { TaskStatus::Success } else { TaskStatus::Failed };

@@ -53,7 +53,7 @@ impl TaskCalls<'_> {
             };
             if !is_read {
                 restored.damaged += 1;
-                self.inventory.log.effects.record(|| Effect::Task { id, record: None });
+                self.inventory.record(|| Effect::Task { id, record: None });
             }
         }
         restored.tasks = self.restore_tasks(now, tasks);

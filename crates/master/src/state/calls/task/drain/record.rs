@@ -64,14 +64,11 @@ impl Job {
 impl TaskCalls<'_> {
     /// Logs the status of the job.
     pub(super) fn log_job(&mut self, id: JobId) {
-        if !self.inventory.log.effects.is_recording() {
+        if !self.inventory.log().is_recording() {
             return;
         }
         let record = self.jobs.by_id.get(&id).map(Job::record);
-        self.inventory
-            .log
-            .effects
-            .record(|| Effect::Task { id: id.bits(), record: record.as_deref() });
+        self.inventory.record(|| Effect::Task { id: id.bits(), record: record.as_deref() });
     }
 
     /// Decodes a job; `None` if the record is damaged.
@@ -159,7 +156,7 @@ impl TaskCalls<'_> {
         // Segments whose job is unknown accept objects again.
         let drained: SegmentSet =
             self.jobs.running.iter().flat_map(|&id| self.job_segments(id)).collect();
-        let draining = self.inventory.pool.segments.mounted().filter(|(slot, segment)| {
+        let draining = self.inventory.segments().mounted().filter(|(slot, segment)| {
             segment.status == SegmentStatus::Draining && !drained.contains(*slot)
         });
         let stray: Vec<SegmentSlot> = draining.map(|(slot, _)| slot).collect();
