@@ -21,7 +21,10 @@ pub(crate) mod status;
 mod supervision;
 mod views;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::AtomicU64},
+    time::Duration,
+};
 
 use mooncake_base::{Clock, Error, ErrorCode, Result, SystemClock, sync::Mutex};
 use mooncake_election::{Election, Elector, History, MemberId, Timing, View};
@@ -40,6 +43,8 @@ pub(crate) struct Cluster {
     fatal: FatalError,
     /// Where this master is on its way between following and leading, and how often that has changed.
     state: Mutex<(MemberState, u64)>,
+    /// The number of the frame that the log of this member lacks first.
+    next_frame: AtomicU64,
     /// A request to hand the leadership over.
     handover: Mutex<Option<Handover>>,
 }
@@ -106,6 +111,7 @@ impl Cluster {
             settings,
             fatal: FatalError::default(),
             state: Mutex::new((MemberState::Starting, 0)),
+            next_frame: AtomicU64::new(1),
             handover: Mutex::default(),
         })
     }

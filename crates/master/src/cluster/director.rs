@@ -10,7 +10,7 @@ use std::{
 };
 
 use mooncake_base::{Clock, Error, ErrorCode, Result, SystemClock};
-use mooncake_election::{History, LeaderAddress, MemberId, Role, View};
+use mooncake_election::{History, LeaderAddress, MemberId, Obstacle, Role, View};
 
 use super::{
     Cluster, Handover, LogSource,
@@ -91,6 +91,8 @@ impl Director {
         };
         let run = move || {
             if let Err(error) = work.run(membership) {
+                // Another member may lead.
+                work.cluster.elector.resign();
                 work.cluster.fatal.raise(error);
             }
         };
@@ -147,12 +149,14 @@ impl Conductor {
         if !membership.is_complete() {
             self.cluster.elector.set_complete(false);
         }
+        self.cluster.next_frame.store(log.place().1, Ordering::Release);
         self.cluster.set_state(MemberState::Standby);
         Ok(log)
     }
 
     /// Waits until this member leads; `None` at the end of the process.
     fn wait_until_elected(&self) -> Option<View> {
+        let mut last = None;
         loop {
             let is_wanted =
                 |role| self.is_ended() || matches!(role, Role::Leader { .. } | Role::Fenced { .. });
@@ -165,8 +169,24 @@ impl Conductor {
                 _ if self.is_ended() => return None,
                 Role::Leader { view, .. } => return Some(view),
                 Role::Fenced { view } => elector.restart(History::UpTo(view)),
+                Role::Follower(obstacle) if last != Some(obstacle) => {
+                    last = Some(obstacle);
+                    self.log_obstacle(obstacle);
+                }
                 Role::Follower(_) | Role::Candidate => {}
             }
+        }
+    }
+
+    /// Logs what an operator must know to choose a leader.
+    fn log_obstacle(&self, obstacle: Obstacle) {
+        if matches!(obstacle, Obstacle::SetLost | Obstacle::ViewTooLow) {
+            tracing::error!(
+                member = %self.cluster.settings.member,
+                next_frame = self.cluster.next_frame.load(Ordering::Acquire),
+                "nobody is elected: the lease service has lost what it knew of this cluster; start the \
+                 member with the highest next_frame with --force_leader"
+            );
         }
     }
 
@@ -247,6 +267,7 @@ impl Conductor {
             if let Some(error) = service.shared().fatal().get().cloned() {
                 return Err(error);
             }
+            cluster.next_frame.store(journal.end_frame(), Ordering::Release);
             if supervision.step(cluster, journal).is_err() {
                 return Ok(EndOfTerm::Lost);
             }

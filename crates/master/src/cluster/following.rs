@@ -287,7 +287,9 @@ impl Shared {
             point.sync()?;
             log.end_sync(&point);
         }
-        Ok(log.place().1)
+        let next_frame = log.place().1;
+        self.cluster.next_frame.store(next_frame, Ordering::Release);
+        Ok(next_frame)
     }
 
     /// Records that the log has all that the leader had when this standby attached.

@@ -4,7 +4,7 @@ use std::{
     net::TcpStream,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
 };
@@ -33,6 +33,9 @@ use crate::{
 /// Maximum number of standbys that are connected.
 const STANDBYS_MAX: usize = 16;
 
+/// Maximum number of peers that have not shown yet that they are standbys.
+const UNPROVEN_MAX: usize = 32;
+
 /// The log of a leader, as standbys get it.
 #[derive(Debug)]
 pub(crate) struct LogSource {
@@ -44,6 +47,8 @@ pub(crate) struct LogSource {
     member: String,
     token: Option<Token>,
     connections: Mutex<Vec<Closer>>,
+    /// Number of peers that have not shown yet that they are standbys.
+    unproven: AtomicUsize,
     is_closed: AtomicBool,
 }
 
@@ -55,8 +60,16 @@ impl LogSource {
         member: String,
         token: Option<Token>,
     ) -> Self {
-        let (connections, is_closed) = (Mutex::default(), AtomicBool::new(false));
-        Self { service, view, views, member, token, connections, is_closed }
+        Self {
+            service,
+            view,
+            views,
+            member,
+            token,
+            connections: Mutex::default(),
+            unproven: AtomicUsize::new(0),
+            is_closed: AtomicBool::new(false),
+        }
     }
 
     /// Serves a connection that began with a standby's greeting, on a thread of its own. `read` are the
@@ -67,13 +80,21 @@ impl LogSource {
         read: BytesMut,
         place: Arc<ConnectionPlace>,
     ) {
+        if self.unproven.fetch_add(1, Ordering::AcqRel) >= UNPROVEN_MAX {
+            self.unproven.fetch_sub(1, Ordering::AcqRel);
+            tracing::warn!(limit = UNPROVEN_MAX, "too many peers connect as standbys");
+            return;
+        }
         let source = Arc::clone(self);
         let serve = move || {
-            if let Err(error) = source.run(stream, read, &place) {
+            let proven = source.prove(stream, read, &place);
+            source.unproven.fetch_sub(1, Ordering::AcqRel);
+            if let Err(error) = proven.and_then(|channel| source.run(channel)) {
                 tracing::warn!(%error, "the connection of a standby ended");
             }
         };
         if let Err(error) = thread::Builder::new().name("mc-ship".to_owned()).spawn(serve) {
+            self.unproven.fetch_sub(1, Ordering::AcqRel);
             tracing::error!(%error, "a thread for a standby cannot be started");
         }
     }
@@ -86,11 +107,17 @@ impl LogSource {
         }
     }
 
-    fn run(&self, stream: TcpStream, read: BytesMut, place: &ConnectionPlace) -> Result<()> {
+    /// Exchanges greetings. Returns the connection of a peer that knows the token.
+    fn prove(&self, stream: TcpStream, read: BytesMut, place: &ConnectionPlace) -> Result<Channel> {
         let mut channel = Channel::over(stream, read)?;
-        self.keep(channel.closer()?)?;
         self.greet(&mut channel)?;
         place.prove()?;
+        self.keep(channel.closer()?)?;
+        Ok(channel)
+    }
+
+    fn run(&self, channel: Channel) -> Result<()> {
+        let mut channel = channel;
         let first: FromStandby = channel.receive()?;
         let Some(attach) = first.attach else { return Err(malformed("it does not attach")) };
         let served = self.attach(&mut channel, &attach);
@@ -194,13 +221,9 @@ impl LogSource {
         loop {
             let missed = source.next(&standby)?;
             let position = missed.attached.map_or(0, |(_, position)| position);
-            if let Err(error) = send_frames(journal, channel, missed.bytes, position) {
-                if let Some((id, _)) = missed.attached {
-                    journal.detach_standby(id);
-                }
-                return Err(error);
-            }
+            send_frames(journal, channel, missed.bytes, position)?;
             if let Some(attached) = missed.attached {
+                source.end();
                 return Ok(attached);
             }
         }

@@ -1,5 +1,7 @@
 //! What operators see of a member.
 
+use std::sync::atomic::Ordering;
+
 use mooncake_base::{Clock, SystemClock};
 use mooncake_election::{LeaderAddress, Obstacle, Role};
 use serde_json::{Value, json};
@@ -67,6 +69,8 @@ pub(crate) struct ClusterStatus {
     /// Why this member could not lead next; empty if it could.
     pub(crate) obstacles: Vec<String>,
     pub(crate) in_sync: Vec<String>,
+    /// The number of the frame that the log of this member lacks first.
+    pub(crate) next_frame: u64,
     pub(crate) standbys: Vec<FollowerStatus>,
     /// Milliseconds for which the lease is certain; `None` unless this master leads.
     pub(crate) lease_ms: Option<u64>,
@@ -108,7 +112,11 @@ impl Cluster {
                 LeaderAddress::Serving(address) => Some(address.clone()),
                 LeaderAddress::Warming => None,
             }),
-            view: leader.map(|leader| leader.view.0),
+            view: match role {
+                Role::Leader { view, .. } => Some(view.0),
+                _ => leader.map(|leader| leader.view.0),
+            },
+            next_frame: self.next_frame.load(Ordering::Acquire),
             obstacles: obstacles(role, state, is_named),
             in_sync,
             member,
@@ -154,6 +162,7 @@ impl ClusterStatus {
             "promotable": self.is_promotable(),
             "reasons": self.obstacles,
             "in_sync": self.in_sync,
+            "next_frame": self.next_frame,
             "standbys": self.standbys.iter().map(standby).collect::<Vec<_>>(),
             "lease_ms": self.lease_ms,
             "service_error": self.service_error,

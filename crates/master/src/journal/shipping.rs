@@ -21,6 +21,17 @@ const PART_BYTES: usize = 4 << 20;
 pub(crate) struct CatchUp<'a> {
     journal: &'a Journal,
     source: FrameSource<'a>,
+    attached: Option<Attachment>,
+}
+
+/// The place of a standby among those that follow the log.
+#[derive(Debug, Clone, Copy)]
+struct Attachment {
+    id: FollowerId,
+    /// The first frame that is queued for it.
+    end: u64,
+    /// The position behind the frames before.
+    position: u64,
 }
 
 /// The snapshots in the files.
@@ -58,7 +69,11 @@ impl Journal {
 
     /// Begins to read the frames from a number on.
     pub(crate) fn catch_up(&self, next_frame: u64) -> CatchUp<'_> {
-        CatchUp { journal: self, source: FrameSource::new(&self.directory, next_frame) }
+        CatchUp {
+            journal: self,
+            source: FrameSource::new(&self.directory, next_frame),
+            attached: None,
+        }
     }
 
     /// Ends the connection of a standby.
@@ -120,33 +135,38 @@ impl CatchUp<'_> {
         Ok(next == end || next < end && found.is_some())
     }
 
-    /// Returns the next frames. Attaches the member once the files have no more than one part that it
-    /// lacks.
+    /// Returns the next frames, a few mebibytes of them. Attaches the member once the files have less
+    /// than that which it lacks.
     ///
     /// # Errors
     /// A file cannot be read, or the frames are in no file any more.
     pub(crate) fn next(&mut self, standby: &Newcomer<'_>) -> Result<MissedFrames> {
-        let journal = self.journal;
-        let bytes = self.read(journal.end_frame())?;
-        if bytes.len() >= PART_BYTES {
-            return Ok(MissedFrames { bytes, attached: None });
-        }
-        // Frames that are written from here on are queued; all earlier ones are in the files.
-        let (id, end, position) = journal.with_writer(|writer| {
-            let id = journal.followers.attach(standby, writer.position);
-            (id, writer.next_frame, writer.position)
-        });
-        let mut bytes = bytes;
-        while self.source.next() < end {
-            match self.read(end) {
-                Ok(more) => bytes.extend(more),
-                Err(error) => {
-                    journal.detach_standby(id);
-                    return Err(error);
-                }
+        let Some(attached) = self.attached else {
+            let bytes = self.read(self.journal.end_frame())?;
+            if bytes.len() < PART_BYTES {
+                self.attached = Some(self.attach(standby));
             }
-        }
-        Ok(MissedFrames { bytes, attached: Some((id, position)) })
+            let attached = self.attached.filter(|attached| self.source.next() >= attached.end);
+            return Ok(MissedFrames { bytes, attached: attached.map(|a| (a.id, a.position)) });
+        };
+        let bytes = self.read(attached.end)?;
+        let is_last = self.source.next() >= attached.end;
+        Ok(MissedFrames { bytes, attached: is_last.then_some((attached.id, attached.position)) })
+    }
+
+    /// Leaves the standby attached. Without this, dropping ends its connection.
+    pub(crate) fn end(mut self) {
+        self.attached = None;
+    }
+
+    /// Frames that are written from here on are queued; all earlier ones are in the files.
+    fn attach(&self, standby: &Newcomer<'_>) -> Attachment {
+        let journal = self.journal;
+        journal.with_writer(|writer| Attachment {
+            id: journal.followers.attach(standby, writer.position),
+            end: writer.next_frame,
+            position: writer.position,
+        })
     }
 
     fn read(&mut self, end: u64) -> Result<Vec<u8>> {
@@ -154,5 +174,13 @@ impl CatchUp<'_> {
             let text = "a file of the log was replaced by a snapshot while a standby read it";
             Error::new(ErrorCode::PERSISTENT_FAIL, text).with("frame", self.source.next())
         })
+    }
+}
+
+impl Drop for CatchUp<'_> {
+    fn drop(&mut self) {
+        if let Some(attached) = self.attached {
+            self.journal.detach_standby(attached.id);
+        }
     }
 }

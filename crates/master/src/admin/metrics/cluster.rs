@@ -5,7 +5,7 @@ use mooncake_base::exposition::Exposition;
 use crate::cluster::status::ClusterStatus;
 
 pub(super) fn add(out: &mut Exposition, status: &ClusterStatus) {
-    let in_sync = status.standbys.iter().filter(|standby| standby.is_required).count() as u64;
+    let in_sync = status.standbys.iter().filter(|s| s.is_required && s.is_attached).count() as u64;
     let lag = status.standbys.iter().map(|standby| standby.lag_bytes).max().unwrap_or_default();
     out.gauge("ha_is_leader", "Whether this master leads.", u64::from(status.is_leader));
     out.gauge(

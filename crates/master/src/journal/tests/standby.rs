@@ -35,6 +35,7 @@ fn catch_up(standby: &mut StandbyLog, leader: &Pool) -> FollowerId {
         standby.receive(&missed.bytes).unwrap();
         if let Some((id, position)) = missed.attached {
             journal.confirm_standby(id, position, standby.place().1);
+            source.end();
             return id;
         }
     }
@@ -218,7 +219,9 @@ fn position_is_confirmed_across_change_of_files() {
     let folder = tempfile::tempdir().unwrap();
     let leader = Pool::open(folder.path());
     let journal = leader.journal();
-    let (id, position) = journal.catch_up(1).next(&STANDBY).unwrap().attached.unwrap();
+    let mut source = journal.catch_up(1);
+    let (id, position) = source.next(&STANDBY).unwrap().attached.unwrap();
+    source.end();
     journal.confirm_standby(id, position, 1);
     let mut snapshot = Snapshot::prepare(journal, None).unwrap();
     // The next file begins right behind effects that are not written.
