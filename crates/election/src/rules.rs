@@ -201,8 +201,8 @@ pub struct Election {
     to_release: Option<Lease>,
     /// The highest view that the log or the service told.
     view_max: View,
-    /// Since when the service is known to have no set.
-    set_missing_since: Option<Moment>,
+    /// Since when, and until when, the service was seen without a set.
+    set_missing: Option<(Moment, Moment)>,
     is_forced: bool,
     /// The last forced attempt disregards a set that names other members.
     overrules_others: bool,
@@ -228,7 +228,7 @@ impl Election {
             bids: Vec::new(),
             to_release: None,
             view_max,
-            set_missing_since: None,
+            set_missing: None,
             is_forced: false,
             overrules_others: false,
         }
@@ -422,7 +422,7 @@ impl Election {
     /// Decides by the values in the service what a follower does next.
     fn follow(&mut self, snapshot: &Snapshot, now: Moment) {
         if snapshot.in_sync.is_some() {
-            self.set_missing_since = None;
+            self.set_missing = None;
         }
         if let Some(leader) = &snapshot.leader {
             let own = leader.owner.filter(|owner| self.bids.contains(owner));
@@ -458,8 +458,13 @@ impl Election {
                 self.plan(Plan::MarkLost(InSyncSet::lost(self.view_max)), now);
             }
             (None, History::None) => {
-                // Members with a history have the duration of a lease to say that the set is lost.
-                let since = *self.set_missing_since.get_or_insert(now);
+                // Members with a history have the duration of a lease to say that the set is lost, and a
+                // leader whose set was lost has stopped by then. If the service was not seen for a
+                // while, there may have been a leader meanwhile.
+                let gap_max = self.timing.third() * 2;
+                let earlier = self.set_missing.filter(|(_, seen)| now.since(*seen) <= gap_max);
+                let since = earlier.map_or(now, |(since, _)| since);
+                self.set_missing = Some((since, now));
                 if (since + self.timing.ttl).has_passed(now) {
                     let set = InSyncSet::founded_by(&self.member);
                     self.plan(Plan::Bid(Basis::Founder, set), now);

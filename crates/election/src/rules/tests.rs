@@ -124,10 +124,27 @@ fn lost_set_of_a_cluster_with_history_elects_nobody() {
 fn cluster_without_history_is_founded_after_a_while() {
     let mut service = SimulatedService::new(TTL);
     let mut a = election("a", History::None);
-    settle(&mut a, &mut service, at(0));
-    assert_eq!(a.role(at(29)), Role::Follower(Obstacle::Founding));
+    for now in [0, 10, 20, 29] {
+        settle(&mut a, &mut service, at(now));
+        assert_eq!(a.role(at(now)), Role::Follower(Obstacle::Founding));
+    }
     settle(&mut a, &mut service, at(31));
     assert!(is_leader(&a, at(31)));
+}
+
+#[test]
+fn founder_waits_again_after_it_did_not_see_the_service() {
+    let (mut service, mut a) = (SimulatedService::new(TTL), election("a", History::None));
+    settle(&mut a, &mut service, at(0));
+    // Meanwhile another member may have founded the cluster, and led until its set was lost.
+    settle(&mut a, &mut service, at(40));
+    assert_eq!(a.role(at(40)), Role::Follower(Obstacle::Founding));
+    for now in [50, 60] {
+        settle(&mut a, &mut service, at(now));
+        assert_eq!(a.role(at(now)), Role::Follower(Obstacle::Founding));
+    }
+    settle(&mut a, &mut service, at(70));
+    assert!(is_leader(&a, at(70)));
 }
 
 #[test]
