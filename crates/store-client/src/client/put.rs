@@ -211,7 +211,7 @@ impl ClientInner {
             fenced: self.config.fenced_wait,
             moving: self.config.fenced_wait.max(self.config.transfer_timeout),
         };
-        let mut rounds = PutRounds::new(patience, SystemClock.now());
+        let mut rounds = PutRounds::new(patience);
         loop {
             let registrations = self.session.registrations();
             for (at, outcome) in self.put_in_parts(&open, put) {
@@ -220,10 +220,10 @@ impl ClientInner {
             open.retain(|&at| retry_of(&outcomes[at]).is_some());
             let retries: Vec<_> = open.iter().filter_map(|&at| retry_of(&outcomes[at])).collect();
             if rounds.may_register(&retries) && self.was_forgotten(&retries, registrations, put) {
-                rounds.registered(SystemClock.now());
+                rounds.registered();
                 continue;
             }
-            match rounds.memory_wait(&retries, SystemClock.now()) {
+            match rounds.memory_wait(&retries, self.session.registrations()) {
                 Some(wait) if self.lifetime.sleep_or_closed(wait) => {}
                 _ => return,
             }

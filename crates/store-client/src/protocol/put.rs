@@ -241,8 +241,10 @@ const REGISTRATIONS_MAX: u32 = 8;
 pub struct PutRounds {
     registrations_left: u32,
     patience: PutPatience,
-    /// When the puts began that this master knows.
-    begin: Moment,
+    /// Time that the puts have waited for memory of the master of the last registration.
+    waited: Duration,
+    /// The number of that registration.
+    registration: u64,
 }
 
 /// The longest times that puts wait for memory of one master.
@@ -255,9 +257,10 @@ pub struct PutPatience {
 }
 
 impl PutRounds {
-    /// The first round begins now.
-    pub const fn new(patience: PutPatience, now: Moment) -> Self {
-        Self { registrations_left: REGISTRATIONS_MAX, patience, begin: now }
+    /// Before the first round.
+    pub const fn new(patience: PutPatience) -> Self {
+        let registrations_left = REGISTRATIONS_MAX;
+        Self { registrations_left, patience, waited: Duration::ZERO, registration: 0 }
     }
 
     /// Returns whether the client should find out whether it has to register again.
@@ -267,23 +270,30 @@ impl PutRounds {
 
     /// The client has registered again, so that all failed puts are tried again. The time of this
     /// master counts anew.
-    pub const fn registered(&mut self, now: Moment) {
+    pub const fn registered(&mut self) {
         self.registrations_left -= 1;
-        self.begin = now;
+        self.waited = Duration::ZERO;
     }
 
     /// Returns how long to wait before the puts that wait for memory are tried again; None if that
-    /// would take too long, or there are none.
-    pub fn memory_wait(&self, retries: &[PutRetry], now: Moment) -> Option<Duration> {
+    /// would take too long, or there are none. `registration` is the number of the last one. Only
+    /// these waits count, not the time in which no master answered.
+    pub fn memory_wait(&mut self, retries: &[PutRetry], registration: u64) -> Option<Duration> {
+        if self.registration != registration {
+            self.registration = registration;
+            self.waited = Duration::ZERO;
+        }
         let waits = retries.iter().filter_map(|retry| {
             let (wait, longest) = match *retry {
                 PutRetry::After(wait) => (wait, self.patience.fenced),
                 PutRetry::Moving(wait) => (wait, self.patience.moving),
                 PutRetry::Registered | PutRetry::Forgotten => return None,
             };
-            (now + wait <= self.begin + longest).then_some(wait)
+            (self.waited + wait <= longest).then_some(wait)
         });
-        waits.min()
+        let wait = waits.min()?;
+        self.waited += wait;
+        Some(wait)
     }
 }
 
@@ -368,25 +378,28 @@ mod tests {
 
     #[test]
     fn rounds_of_puts_have_two_limits() {
-        let begin = Moment::from_boot(Duration::from_secs(9));
         let second = Duration::from_secs(1);
         let patience = PutPatience { fenced: second * 3, moving: second * 9 };
-        let mut rounds = PutRounds::new(patience, begin);
+        let mut rounds = PutRounds::new(patience);
         let fenced = [PutRetry::After(second * 2), PutRetry::After(second), PutRetry::Forgotten];
-        assert_eq!(rounds.memory_wait(&fenced, begin), Some(second), "the shortest wait");
-        assert_eq!(rounds.memory_wait(&fenced, begin + second * 2), Some(second), "just in time");
-        assert_eq!(rounds.memory_wait(&fenced, begin + second * 3), None);
-        assert_eq!(rounds.memory_wait(&[PutRetry::Registered], begin), None);
+        assert_eq!(rounds.memory_wait(&[PutRetry::Registered], 1), None);
+        assert_eq!(rounds.memory_wait(&fenced[..1], 1), Some(second * 2));
+        assert_eq!(rounds.memory_wait(&fenced[..1], 1), None);
+        assert_eq!(rounds.memory_wait(&fenced, 1), Some(second), "the shortest wait, just in time");
+        assert_eq!(rounds.memory_wait(&fenced, 1), None);
         let moving = [PutRetry::After(second), PutRetry::Moving(second * 2)];
-        assert_eq!(rounds.memory_wait(&moving, begin + second * 3), Some(second * 2));
-        assert_eq!(rounds.memory_wait(&moving, begin + second * 8), None);
+        for _ in 0..3 {
+            assert_eq!(rounds.memory_wait(&moving, 1), Some(second * 2));
+        }
+        assert_eq!(rounds.memory_wait(&moving, 1), None);
+        assert_eq!(rounds.memory_wait(&fenced, 2), Some(second), "another master");
         assert!(!rounds.may_register(&fenced[..2]), "the master knows the client");
         for _ in 0..REGISTRATIONS_MAX {
             assert!(rounds.may_register(&fenced));
-            rounds.registered(begin + second * 3);
+            rounds.registered();
         }
         assert!(!rounds.may_register(&fenced));
-        assert_eq!(rounds.memory_wait(&fenced, begin + second * 3), Some(second), "counted anew");
+        assert_eq!(rounds.memory_wait(&fenced[..1], 2), Some(second * 2), "counted anew");
     }
 
     #[test]
