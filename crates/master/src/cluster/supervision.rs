@@ -11,6 +11,9 @@ use crate::journal::{FollowerStatus, Journal};
 /// Time for which changes wait for a member that cannot be taken out of the set; then they fail.
 const STUCK_AFTER: Duration = Duration::from_secs(5);
 
+/// Bytes of changes that a standby may lack when changes begin to wait for it.
+const JOINING_LAG_MAX: u64 = 64 << 10;
+
 /// Pause after a change of the set that failed.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
@@ -21,13 +24,22 @@ pub(super) struct Supervision {
     /// Since when changes of the set fail.
     failing_since: Option<Moment>,
     not_before: Moment,
+    joining: Option<Joining>,
+}
+
+/// A set with a member that may lack changes which were acknowledged without it.
+#[derive(Debug)]
+struct Joining {
+    members: BTreeSet<MemberId>,
+    /// Changes in frames from here on wait for all members.
+    end_frame: u64,
 }
 
 impl Supervision {
     pub(super) fn new(settings: &MemberSettings) -> Self {
         let (own, copies) = (settings.member.clone(), settings.copies);
         let rule = Rule { own, copies, timeout: settings.timeout };
-        Self { rule, failing_since: None, not_before: Moment::default() }
+        Self { rule, failing_since: None, not_before: Moment::default(), joining: None }
     }
 
     /// Changes the set if a member has to go or can come.
@@ -56,13 +68,20 @@ impl Supervision {
             return None;
         }
         let Some(members) = self.rule.next_members(required, &journal.standbys(), now) else {
+            if self.joining.take().is_some() {
+                journal.require_standbys(&others(&self.rule.own, required));
+            }
             self.end_failure(journal);
             return None;
         };
-        tracing::info!(from = %names(required), to = %names(&members), "the in-sync set changes");
         // One that is added must have every change from here on, whatever becomes of the call.
         let both = required.union(&members).cloned().collect();
         journal.require_standbys(&others(&self.rule.own, &both));
+        if !members.is_subset(required) && !self.have_earlier_changes(&members, journal) {
+            return None;
+        }
+        self.joining = None;
+        tracing::info!(from = %names(required), to = %names(&members), "the in-sync set changes");
         Some(members)
     }
 
@@ -80,6 +99,18 @@ impl Supervision {
             Ok(()) => self.end_failure(journal),
             Err(error) => self.record_failure(journal, error, now),
         }
+    }
+
+    /// Returns whether members have every change that was acknowledged before changes waited for all
+    /// of them. Until then one that is new must not win an election.
+    fn have_earlier_changes(&mut self, members: &BTreeSet<MemberId>, journal: &Journal) -> bool {
+        let joining = match self.joining.take() {
+            Some(joining) if joining.members == *members => joining,
+            _ => Joining { members: members.clone(), end_frame: journal.end_frame() },
+        };
+        let end_frame = self.joining.insert(joining).end_frame;
+        let standbys = journal.standbys();
+        standbys.iter().filter(|s| s.is_required).all(|standby| standby.next_frame >= end_frame)
     }
 
     fn end_failure(&mut self, journal: &Journal) {
@@ -136,7 +167,8 @@ impl Rule {
         members.insert(self.own.clone());
         if members == *present {
             let is_ready = |standby: &&FollowerStatus| {
-                standby.is_attached && standby.is_near && !is_silent(standby)
+                let is_near = standby.is_near && standby.lag_bytes <= JOINING_LAG_MAX;
+                standby.is_attached && is_near && !is_silent(standby)
             };
             let ready = standbys.iter().filter(is_ready);
             let new = ready.filter_map(|standby| MemberId::new(&standby.member).ok());
@@ -207,8 +239,9 @@ mod tests {
         // One change at a time: first the silent one goes.
         check(&["a", "b"], &[standby("b", long), standby("c", None)], Some(&["a"]));
         let behind = FollowerStatus { is_near: false, ..standby("b", None) };
+        let slow = FollowerStatus { lag_bytes: JOINING_LAG_MAX + 1, ..standby("b", None) };
         let away = FollowerStatus { is_attached: false, ..standby("b", None) };
-        check(&["a"], &[behind, away], None);
+        check(&["a"], &[behind, slow, away], None);
         // The leader of a set that another one made.
         check(&["b"], &[standby("b", None)], Some(&["a", "b"]));
     }

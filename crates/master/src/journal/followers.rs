@@ -116,6 +116,8 @@ struct Follower {
     queue: VecDeque<Shipment>,
     queued_bytes: usize,
     confirmed: u64,
+    /// The position up to which it gets the log from the files.
+    attached_at: u64,
     next_frame: u64,
     is_required: bool,
     silent_since: Option<Moment>,
@@ -152,6 +154,7 @@ impl Followers {
         follower.attachment = Some(id);
         follower.level = standby.level;
         standby.address.clone_into(&mut follower.address);
+        follower.attached_at = position;
         follower.queue.clear();
         follower.queued_bytes = 0;
         follower.silent_since = Some(now);
@@ -253,7 +256,9 @@ impl Followers {
                 is_attached: follower.attachment.is_some(),
                 level: follower.level,
                 is_required: follower.is_required,
-                is_near: follower.next_frame > 0 && lag_bytes <= NEAR_BYTES,
+                is_near: follower.next_frame > 0
+                    && follower.confirmed >= follower.attached_at
+                    && lag_bytes <= NEAR_BYTES,
                 lag_bytes,
                 next_frame: follower.next_frame,
                 silent_since: follower.silent_since,
@@ -294,6 +299,7 @@ impl Table {
                 queue: VecDeque::new(),
                 queued_bytes: 0,
                 confirmed: 0,
+                attached_at: 0,
                 next_frame: 0,
                 is_required: false,
                 silent_since: Some(now),
@@ -415,6 +421,17 @@ mod tests {
         assert!(is_silent());
         followers.confirm(id, 5, 2);
         assert!(!is_silent() && followers.status()[0].is_near);
+    }
+
+    #[test]
+    fn standby_that_still_reads_the_files_is_not_near() {
+        let followers = Followers::default();
+        let level = RecordLevel::PRESENT;
+        let id = followers.attach(&Newcomer { member: "a", address: "", level }, 5);
+        followers.confirm(id, 0, 1000);
+        assert!(!followers.status()[0].is_near, "the first part of several");
+        followers.confirm(id, 5, 2000);
+        assert!(followers.status()[0].is_near);
     }
 
     #[test]
