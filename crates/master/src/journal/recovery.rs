@@ -233,11 +233,15 @@ impl Recovered {
     ) -> Result<()> {
         let Some((first, later)) = files.split_first() else { return Ok(()) };
         let same_boot = files.iter().filter_map(|file| file.header).any(|h| h.boot == boot);
-        let (mut is_lost, mut cut) = (false, 0);
+        let (mut is_lost, mut is_whole, mut cut) = (false, false, 0);
         for (nth, file) in files.iter().enumerate() {
             let bytes = file.read_whole(directory)?;
             let from = if nth == 0 { at.min(bytes.len()) } else { 0 };
             cut += bytes.len() - from;
+            // A write that ended early leaves a shorter frame.
+            is_whole |= nth == 0
+                && from >= HEADER_BYTES
+                && frame::frame_bytes(&bytes[from..]).is_some_and(|n| n <= bytes.len() - from);
             // Frame numbers keep rising, so a frame of an earlier log does not match.
             let mut behind = frames_in(&bytes[from..], self.next_frame);
             // Written data can be read again unless the machine went down. After a crash of the machine
@@ -250,7 +254,7 @@ impl Recovered {
         if is_lost {
             return Err(damaged_error(directory, first, at));
         }
-        self.may_lack_end |= !same_boot;
+        self.may_lack_end |= !same_boot || is_whole;
         tracing::warn!(
             file = %directory.path_of(&first.name).display(),
             offset = at,
