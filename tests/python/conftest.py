@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +38,7 @@ class MasterProcess:
     metadata: str
     ready: str = ""
     log: list[str] = field(default_factory=list)
+    host: str = "127.0.0.1"
 
     @property
     def port(self) -> int:
@@ -48,7 +49,7 @@ class MasterProcess:
         """The URL of the admin port."""
         found = re.search(r" admin=\S+:(\d+)", self.ready)
         assert found is not None, self.ready
-        return f"http://127.0.0.1:{found[1]}"
+        return f"http://{self.host}:{found[1]}"
 
     def kill(self) -> None:
         self.process.kill()
@@ -62,17 +63,18 @@ class MasterProcess:
         return self.process.wait(10)
 
 
-def start_master(*flags: str) -> MasterProcess:
-    """Starts a master and waits for its ready line."""
+def start_master(*flags: str, host: str = "127.0.0.1", within: Sequence[str] = ()) -> MasterProcess:
+    """Starts a master and waits for its ready line; `within` begins the command line."""
     command = [
+        *within,
         sys.executable,
         "-m",
         "mooncake.cli",
-        "--rpc_address=127.0.0.1",
+        f"--rpc_address={host}",
         "--rpc_port=0",
         "--metrics_port=0",
         "--enable_http_metadata_server=true",
-        "--http_metadata_server_host=127.0.0.1",
+        f"--http_metadata_server_host={host}",
         "--http_metadata_server_port=0",
         *flags,
     ]
@@ -80,7 +82,7 @@ def start_master(*flags: str) -> MasterProcess:
     assert process.stdout is not None
     for line in process.stdout:
         if ready := READY.search(line):
-            return MasterProcess(process, ready[1], ready[2] or "", line)
+            return MasterProcess(process, ready[1], ready[2] or "", line, host=host)
     process.kill()
     raise AssertionError(f"the master did not start: exit code {process.wait(10)}")
 

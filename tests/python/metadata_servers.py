@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,17 @@ import pytest
 @contextlib.contextmanager
 def running_etcd(folder: Path) -> Iterator[str]:
     """Runs etcd and yields its address."""
+    with etcd_process(folder) as (address, _):
+        yield address
+
+
+@contextlib.contextmanager
+def etcd_process(
+    folder: Path, *, host: str = "127.0.0.1", within: Sequence[str] = ()
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Runs etcd and yields its address and process; `within` begins the command line."""
     port, peer_port = free_ports()
-    own, peer = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer_port}"
+    own, peer = f"http://{host}:{port}", f"http://{host}:{peer_port}"
     flags = {
         "data-dir": folder / "data",
         "listen-client-urls": own,
@@ -26,8 +35,9 @@ def running_etcd(folder: Path) -> Iterator[str]:
         "initial-advertise-peer-urls": peer,
         "initial-cluster": f"default={peer}",
     }
-    with running(folder, port, "etcd", *(f"--{name}={value}" for name, value in flags.items())):
-        yield f"127.0.0.1:{port}"
+    words = [f"--{name}={value}" for name, value in flags.items()]
+    with running(folder, port, "etcd", *words, host=host, within=within) as process:
+        yield f"{host}:{port}", process
 
 
 @contextlib.contextmanager
@@ -43,21 +53,28 @@ PACKAGES = {"etcd": "etcd-server", "redis-server": "redis-server"}
 
 
 @contextlib.contextmanager
-def running(folder: Path, port: int, program: str, *flags: str) -> Iterator[None]:
+def running(
+    folder: Path,
+    port: int,
+    program: str,
+    *flags: str,
+    host: str = "127.0.0.1",
+    within: Sequence[str] = (),
+) -> Iterator[subprocess.Popen[bytes]]:
     """Runs the program until the block ends; skips the test where it is not installed."""
     if shutil.which(program) is None:
         pytest.skip(f"needs {program}: install the package {PACKAGES[program]}")
     with (
         open(folder / "log", "w") as log,
-        subprocess.Popen([program, *flags], stdout=log, stderr=log, cwd=folder) as process,
+        subprocess.Popen([*within, program, *flags], stdout=log, stderr=log, cwd=folder) as process,
     ):
         try:
             deadline = time.monotonic() + 30
-            while not is_listening(port):
+            while not is_listening(port, host):
                 assert process.poll() is None, (folder / "log").read_text()
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
-            yield
+            yield process
         finally:
             process.kill()
 
@@ -70,6 +87,6 @@ def free_ports() -> tuple[int, int]:
         return one.getsockname()[1], two.getsockname()[1]
 
 
-def is_listening(port: int) -> bool:
+def is_listening(port: int, host: str = "127.0.0.1") -> bool:
     with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        return probe.connect_ex((host, port)) == 0
