@@ -12,8 +12,8 @@ use crate::state::{
     calls::reclaim::{
         Allocation, Pending, Reclaimer,
         out_of_space::RefusedUse,
-        victims::VictimOutcome,
-        window::{Scan, ScanStep},
+        verdict::{SearchMethod, SearchOutcome, SearchStep, SearchView},
+        window::Scan,
     },
     ids::SegmentSlot,
     inventory::{memory, moves, releases},
@@ -23,12 +23,6 @@ use crate::state::{
 
 /// Searches that scan segments at the same time. Others wait for their turn.
 const SCANS_MAX: usize = 8;
-
-/// How often a search waits for memory that was freed before it evicts: others may take it first.
-const FREED_WAITS_MAX: u32 = 2;
-
-/// How often a search may wait for the log and begin again.
-const RESTARTS_MAX: u32 = 8;
 
 /// A search that nobody continued for this long is given up.
 const IDLE_MAX: Duration = Duration::from_secs(60);
@@ -55,8 +49,8 @@ pub(in crate::state) struct Search {
     pub(super) replicas: Replicas,
     /// Log position behind the records of what was evicted for them.
     pub(super) position: u64,
-    /// The eviction order did not give the next replica.
-    is_order_tried: bool,
+    /// The way in which it looks for the next replica.
+    method: SearchMethod,
     pub(super) scan: Option<Scan>,
     /// How often it waited for memory that others had freed.
     freed_waits: u32,
@@ -76,13 +70,6 @@ impl Search {
         let scanned = self.scan.as_ref().and_then(|scan| scan.held(&pool.segments));
         self.replicas.iter().map(size).chain(scanned).collect()
     }
-}
-
-/// What one step of a search gave.
-enum Found {
-    Replica,
-    Nothing,
-    Pending(Pending),
 }
 
 impl Searches {
@@ -210,35 +197,82 @@ impl Reclaimer<'_> {
             self.searches.steps += tried as u64;
             search.replicas = replicas;
         }
-        if search.replicas.len() < copies
-            && search.freed_waits < FREED_WAITS_MAX
-            && self.may_fit_when_synced(need, request, search)
-        {
-            search.freed_waits += 1;
-            self.await_log(now, (need, 0), request, search);
-            return self.inventory.pool().unsynced_until().map(Pending::Sync);
-        }
-        while search.replicas.len() < copies {
-            match self.find_replica(now, need, request, search) {
-                Found::Replica => {}
-                Found::Nothing => break,
-                Found::Pending(pending) => return Some(pending),
+        let (mut has_searched, mut is_exhausted) = (false, false);
+        loop {
+            let view = self.view(search, copies, has_searched, is_exhausted);
+            let outcome = match view.next_step(|| self.may_fit_when_synced(need, request, search)) {
+                SearchStep::SearchOrder => self.search_victims(now, need, request, search),
+                SearchStep::Scan => self.step_scan(now, need, request, search),
+                SearchStep::BeginScan => {
+                    search.scan = Some(self.begin_scan(need, request, search));
+                    self.step_scan(now, need, request, search)
+                }
+                SearchStep::Busy => return Some(Pending::Busy),
+                SearchStep::AwaitFreed => {
+                    search.freed_waits += 1;
+                    self.await_log(now, (need, 0), request, search);
+                    return self.inventory.pool().unsynced_until().map(Pending::Sync);
+                }
+                SearchStep::AwaitEvicted => {
+                    let evicted = (need, search.position);
+                    let position = self.await_log(now, evicted, request, search);
+                    return Some(Pending::Sync(position));
+                }
+                SearchStep::Restart(position) => {
+                    search.restarts += 1;
+                    search.method = SearchMethod::Order;
+                    self.end_scan(search);
+                    return Some(Pending::Sync(position));
+                }
+                SearchStep::End => return None,
+            };
+            has_searched = true;
+            self.count(search.method, outcome);
+            search.method = search.method.after(outcome);
+            match outcome {
+                SearchOutcome::Found => {}
+                SearchOutcome::Exhausted => is_exhausted = true,
+                SearchOutcome::TimeIsUp | SearchOutcome::Unfinished => return Some(Pending::Yield),
+                SearchOutcome::Moving => {
+                    let progress = moves::await_disks(self.inventory, now, need);
+                    return Some(Pending::Disks(progress));
+                }
             }
         }
-        if !self.inventory.pool().is_synced(search.position) {
-            let position = self.await_log(now, (need, search.position), request, search);
-            return Some(Pending::Sync(position));
+    }
+
+    /// Returns what the rules of a search look at.
+    fn view(
+        &self,
+        search: &Search,
+        copies: usize,
+        has_searched: bool,
+        is_exhausted: bool,
+    ) -> SearchView {
+        let is_scanning = search.scan.is_some();
+        let would_scan = search.method == SearchMethod::Scan && !is_scanning && !is_exhausted;
+        let pool = self.inventory.pool();
+        SearchView {
+            missing: copies.saturating_sub(search.replicas.len()),
+            method: search.method,
+            is_scanning,
+            may_scan: !would_scan || self.searches.scans() < SCANS_MAX,
+            has_searched,
+            is_exhausted,
+            freed_waits: search.freed_waits,
+            restarts: search.restarts,
+            is_synced: pool.is_synced(search.position),
+            unsynced_until: pool.unsynced_until(),
         }
-        if search.replicas.len() >= copies {
-            return None;
-        }
-        // Memory that waits for the log may be enough.
-        let position =
-            self.inventory.pool().unsynced_until().filter(|_| search.restarts < RESTARTS_MAX)?;
-        search.restarts += 1;
-        self.end_scan(search);
-        search.is_order_tried = false;
-        Some(Pending::Sync(position))
+    }
+
+    /// Counts a step of a search. A search along the order that goes on with the same objects counts
+    /// when it does not.
+    fn count(&mut self, method: SearchMethod, outcome: SearchOutcome) {
+        let counters = self.inventory.counters_mut();
+        let goes_on = matches!(outcome, SearchOutcome::Moving | SearchOutcome::Unfinished);
+        counters.evictions_attempted += u64::from(method == SearchMethod::Order && !goes_on);
+        counters.evictions_succeeded += u64::from(outcome == SearchOutcome::Found);
     }
 
     /// Returns the log position that a search waits for, at least `evicted`. At its first wait,
@@ -268,54 +302,5 @@ impl Reclaimer<'_> {
                     !is_taken && request.filter.admits(slot) && segment.accepts_new();
                 is_candidate && withheld > 0 && segment.free() + withheld >= need
             })
-    }
-
-    /// Searches for one more replica.
-    fn find_replica(
-        &mut self,
-        now: Moment,
-        need: u64,
-        request: &AllocRequest<'_>,
-        search: &mut Search,
-    ) -> Found {
-        if search.scan.is_none() {
-            if !std::mem::replace(&mut search.is_order_tried, true) {
-                self.inventory.counters_mut().evictions_attempted += 1;
-                match self.search_victims(now, need, request, search) {
-                    VictimOutcome::Found => return self.count_found(search),
-                    VictimOutcome::Exhausted => return Found::Nothing,
-                    VictimOutcome::TooLong => return Found::Pending(Pending::Yield),
-                    VictimOutcome::Moving => {
-                        self.inventory.counters_mut().evictions_attempted -= 1;
-                        search.is_order_tried = false;
-                        let progress = moves::await_disks(self.inventory, now, need);
-                        return Found::Pending(Pending::Disks(progress));
-                    }
-                    VictimOutcome::Unfinished => {
-                        self.inventory.counters_mut().evictions_attempted -= 1;
-                        search.is_order_tried = false;
-                        return Found::Pending(Pending::Yield);
-                    }
-                }
-            }
-            if self.searches.scans() >= SCANS_MAX {
-                return Found::Pending(Pending::Busy);
-            }
-            search.scan = Some(self.begin_scan(need, request, search));
-        }
-        match self.step_scan(now, need, request, search) {
-            ScanStep::Found => self.count_found(search),
-            ScanStep::Nothing => Found::Nothing,
-            ScanStep::TimeIsUp => Found::Pending(Pending::Yield),
-            ScanStep::Moving => {
-                Found::Pending(Pending::Disks(moves::await_disks(self.inventory, now, need)))
-            }
-        }
-    }
-
-    fn count_found(&mut self, search: &mut Search) -> Found {
-        self.inventory.counters_mut().evictions_succeeded += 1;
-        search.is_order_tried = false;
-        Found::Replica
     }
 }

@@ -4,7 +4,7 @@ use mooncake_base::Moment;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::state::{
-    calls::reclaim::{Reclaimer, search::Search},
+    calls::reclaim::{Reclaimer, search::Search, verdict::SearchOutcome},
     catalog::order::EvictionPass,
     ids::{BlockId, ObjectSlot, SegmentSlot},
     inventory::{
@@ -20,21 +20,6 @@ pub(super) const STEPS: usize = 1024;
 
 /// Victims that a search passes over because their release is not on disk.
 const PASSED_MAX: usize = 128;
-
-/// The end of a search along the eviction order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum VictimOutcome {
-    /// A replica was added.
-    Found,
-    /// All evictable objects together do not make a large enough run.
-    Exhausted,
-    /// Disks have to take the victims over first.
-    Moving,
-    /// The search took too many steps. The scan of the search goes on, if there is one.
-    TooLong,
-    /// The group of the next victim takes more steps to examine. The next search goes on with it.
-    Unfinished,
-}
 
 /// A search for objects to evict.
 #[derive(Debug)]
@@ -66,9 +51,9 @@ impl Reclaimer<'_> {
         need: u64,
         request: &AllocRequest<'_>,
         found: &mut Search,
-    ) -> VictimOutcome {
+    ) -> SearchOutcome {
         if !self.has_useful_segment(need, request, found) {
-            return VictimOutcome::Exhausted;
+            return SearchOutcome::Exhausted;
         }
         candidates::unpark_due(self.inventory, now);
         if releases::prefers_released(self.inventory, now) {
@@ -77,7 +62,7 @@ impl Reclaimer<'_> {
             if taken > PASSED_MAX / 2 {
                 releases::release_soon(self.inventory);
             }
-            if outcome == VictimOutcome::Found {
+            if outcome == SearchOutcome::Found {
                 return outcome;
             }
         }
@@ -116,7 +101,7 @@ impl Reclaimer<'_> {
         passes: &[EvictionPass],
         request: &AllocRequest<'_>,
         found: &mut Search,
-    ) -> (VictimOutcome, usize) {
+    ) -> (SearchOutcome, usize) {
         let mut search = VictimSearch {
             need,
             reachable: FxHashMap::default(),
@@ -126,10 +111,10 @@ impl Reclaimer<'_> {
             blocks: FxHashMap::default(),
             steps: STEPS,
         };
-        let mut outcome = VictimOutcome::Exhausted;
+        let mut outcome = SearchOutcome::Exhausted;
         for &pass in passes {
             outcome = self.search_pass(now, pass, request, &mut search, found);
-            if outcome != VictimOutcome::Exhausted {
+            if outcome != SearchOutcome::Exhausted {
                 break;
             }
         }
@@ -162,24 +147,24 @@ impl Reclaimer<'_> {
         request: &AllocRequest<'_>,
         search: &mut VictimSearch,
         found: &mut Search,
-    ) -> VictimOutcome {
+    ) -> SearchOutcome {
         loop {
             if search.steps == 0 {
-                return VictimOutcome::TooLong;
+                return SearchOutcome::TimeIsUp;
             }
             if search.is_released_only && search.taken.len() >= PASSED_MAX {
-                return VictimOutcome::Exhausted;
+                return SearchOutcome::Exhausted;
             }
             search.steps -= 1;
             let steps = &mut search.steps;
             match candidates::next_candidate(self.inventory, now, pass, request.spared, steps) {
-                Candidate::None { has_early: true } => return VictimOutcome::Unfinished,
-                Candidate::None { has_early: false } => return VictimOutcome::Exhausted,
+                Candidate::None { has_early: true } => return SearchOutcome::Unfinished,
+                Candidate::None { has_early: false } => return SearchOutcome::Exhausted,
                 Candidate::Postponed => {}
                 Candidate::Spared(object) => search.taken.push(object),
                 Candidate::Unfinished(object) => {
                     search.taken.push(object);
-                    return VictimOutcome::Unfinished;
+                    return SearchOutcome::Unfinished;
                 }
                 Candidate::Victim(object) => {
                     let group = self.inventory.catalog().first_of_group(object);
@@ -217,7 +202,7 @@ impl Reclaimer<'_> {
         search: &mut VictimSearch,
         (latest, request): (&[ObjectSlot], &AllocRequest<'_>),
         found: &mut Search,
-    ) -> Option<VictimOutcome> {
+    ) -> Option<SearchOutcome> {
         let copies =
             latest.iter().flat_map(|&object| self.inventory.objects().at(object).replicas.iter());
         let run = copies.into_iter().find_map(|copy| {
@@ -230,7 +215,7 @@ impl Reclaimer<'_> {
         });
         let run = run?;
         if self.move_run_down(now, run, request.length) {
-            return Some(VictimOutcome::Moving);
+            return Some(SearchOutcome::Moving);
         }
         self.evict_window(now, pass, (search.need, request), run, found)
     }

@@ -10,7 +10,7 @@ use mooncake_base::Moment;
 use rustc_hash::FxHashSet;
 
 use crate::state::{
-    calls::reclaim::{Reclaimer, search::Search, victims, victims::VictimOutcome},
+    calls::reclaim::{Reclaimer, search::Search, verdict::SearchOutcome, victims},
     catalog::order::EvictionPass,
     ids::{BlockId, ObjectSlot, SegmentSlot},
     inventory::{
@@ -63,15 +63,12 @@ struct Fill {
     position: u64,
 }
 
-/// The end of one slice of a scan.
-pub(super) enum ScanStep {
-    /// A replica was added.
+/// The end of the search for a window in a segment.
+enum WindowSearch {
     Found,
-    /// No segment has a window.
-    Nothing,
+    /// The segment has none.
+    None,
     TimeIsUp,
-    /// Disks have to take the objects of the window over first.
-    Moving,
 }
 
 /// Whether the object of a block may be evicted.
@@ -160,7 +157,7 @@ impl Reclaimer<'_> {
         need: u64,
         request: &AllocRequest<'_>,
         search: &mut Search,
-    ) -> ScanStep {
+    ) -> SearchOutcome {
         let mut steps = STEPS;
         let outcome = self.scan_slice(now, need, request, search, &mut steps);
         self.searches.steps += (STEPS - steps) as u64;
@@ -174,8 +171,8 @@ impl Reclaimer<'_> {
         request: &AllocRequest<'_>,
         search: &mut Search,
         steps: &mut usize,
-    ) -> ScanStep {
-        let Some(mut scan) = search.scan.take() else { return ScanStep::TimeIsUp };
+    ) -> SearchOutcome {
+        let Some(mut scan) = search.scan.take() else { return SearchOutcome::TimeIsUp };
         let passes = EvictionPass::allowed(self.inventory.rules());
         loop {
             let Some(present) = &mut scan.present else {
@@ -185,7 +182,7 @@ impl Reclaimer<'_> {
                     if scan.pass < passes.len() {
                         continue;
                     }
-                    return ScanStep::Nothing;
+                    return SearchOutcome::Exhausted;
                 };
                 scan.next += 1;
                 *steps = steps.saturating_sub(1);
@@ -196,27 +193,34 @@ impl Reclaimer<'_> {
             };
             if *steps == 0 {
                 search.scan = Some(scan);
-                return ScanStep::TimeIsUp;
+                return SearchOutcome::TimeIsUp;
             }
             let pass = passes[scan.pass];
-            if present.fill.is_none() && !self.find_window(now, pass, request, present, steps) {
-                if *steps > 0
-                    && let Some(present) = scan.present.take()
-                {
-                    self.end_segment_scan(present);
+            if present.fill.is_none() {
+                match self.find_window(now, pass, request, present, steps) {
+                    WindowSearch::Found => {}
+                    WindowSearch::None => {
+                        if let Some(present) = scan.present.take() {
+                            self.end_segment_scan(present);
+                        }
+                        continue;
+                    }
+                    WindowSearch::TimeIsUp => {
+                        search.scan = Some(scan);
+                        return SearchOutcome::TimeIsUp;
+                    }
                 }
-                continue;
             }
             match self.step_fill(now, (pass, request), present, steps, search) {
                 FillStep::Done => {
                     if let Some(present) = scan.present.take() {
                         self.end_segment_scan(present);
                     }
-                    return ScanStep::Found;
+                    return SearchOutcome::Found;
                 }
                 FillStep::Moving => {
                     search.scan = Some(scan);
-                    return ScanStep::Moving;
+                    return SearchOutcome::Moving;
                 }
                 FillStep::Continue => {}
             }
@@ -232,7 +236,7 @@ impl Reclaimer<'_> {
         (need, request): (u64, &AllocRequest<'_>),
         (segment, first): (SegmentSlot, BlockId),
         found: &mut Search,
-    ) -> Option<VictimOutcome> {
+    ) -> Option<SearchOutcome> {
         let mut fill = Fill::default();
         let mut steps = EVICT_STEPS * victims::STEPS;
         let filled = self.fill(now, (pass, request), (segment, first), &mut fill, &mut steps);
@@ -240,7 +244,7 @@ impl Reclaimer<'_> {
         match filled {
             Filled::Done(block) => {
                 self.add_found(found, segment, block);
-                Some(VictimOutcome::Found)
+                Some(SearchOutcome::Found)
             }
             Filled::Blocked(_) => {
                 self.release_fill(segment, fill);
@@ -248,7 +252,7 @@ impl Reclaimer<'_> {
             }
             Filled::Moving => {
                 self.release_fill(segment, fill);
-                Some(VictimOutcome::Moving)
+                Some(SearchOutcome::Moving)
             }
             Filled::TimeIsUp => {
                 let passes = EvictionPass::allowed(self.inventory.rules());
@@ -256,7 +260,7 @@ impl Reclaimer<'_> {
                 scan.pass = passes.iter().position(|&other| other == pass).unwrap_or(0);
                 scan.present = Some(self.scan_from(segment, first, Some(fill)));
                 found.scan = Some(scan);
-                Some(VictimOutcome::TooLong)
+                Some(SearchOutcome::TimeIsUp)
             }
         }
     }
@@ -290,8 +294,7 @@ impl Reclaimer<'_> {
         }
     }
 
-    /// Looks for a window from the place of the scan on. Returns whether there is one; otherwise
-    /// the segment has none, or `steps` is 0.
+    /// Looks for a window from the place of the scan on.
     fn find_window(
         &mut self,
         now: Moment,
@@ -299,7 +302,7 @@ impl Reclaimer<'_> {
         request: &AllocRequest<'_>,
         present: &mut SegmentScan,
         steps: &mut usize,
-    ) -> bool {
+    ) -> WindowSearch {
         let SegmentScan { segment, first, at, origin, .. } = *present;
         while *steps > 0 {
             *steps -= 1;
@@ -309,12 +312,12 @@ impl Reclaimer<'_> {
                 || match self.evictable(now, pass, request, (segment, block), steps) {
                     Evictable::Is(_) | Evictable::Moves => true,
                     Evictable::IsNot => false,
-                    Evictable::Unknown => return false,
+                    Evictable::Unknown => return WindowSearch::TimeIsUp,
                 };
             let mut marks = memory::marks(self.inventory, segment);
             if is_clear && marks.window_fits(marks.marked(first), block, request.length) {
                 present.fill = Some(Fill::default());
-                return true;
+                return WindowSearch::Found;
             }
             match marks.next_block(block) {
                 Some(next) => {
@@ -323,21 +326,22 @@ impl Reclaimer<'_> {
                         marks.move_mark(first, next);
                     }
                 }
-                None if present.has_wrapped => return false,
+                None if present.has_wrapped => return WindowSearch::None,
                 None => {
                     present.has_wrapped = true;
-                    let Some(start) = marks.first_block() else { return false };
+                    let Some(start) = marks.first_block() else {
+                        return WindowSearch::None;
+                    };
                     marks.move_mark(at, start);
                     marks.move_mark(first, start);
                 }
             }
             if present.has_wrapped && marks.offset(marks.marked(first)) >= origin {
                 // All windows from here on were looked at before.
-                *steps = (*steps).max(1);
-                return false;
+                return WindowSearch::None;
             }
         }
-        false
+        WindowSearch::TimeIsUp
     }
 
     /// Evicts a part of the window.
