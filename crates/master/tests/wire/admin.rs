@@ -33,7 +33,8 @@ fn reports_health_and_role_of_single_master() {
         json!({
             "status": "ok", "role": "leader", "ha_state": "serving", "service_ready": true,
             "leader_address": null, "view_version": null,
-            "log": "off", "tasks": {"pending": 0, "processing": 0, "drains": 0},
+            "log": "off", "finalized": true,
+            "tasks": {"pending": 0, "processing": 0, "drains": 0},
         })
     );
     assert_eq!(get(running.admin(), "/role").text(), "leader");
