@@ -17,6 +17,8 @@ mod member;
 mod own_log;
 pub(crate) mod promotable;
 pub(crate) mod shipping;
+#[cfg(test)]
+mod simulation;
 pub(crate) mod status;
 mod supervision;
 mod views;

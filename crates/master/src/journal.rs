@@ -70,6 +70,8 @@ pub(crate) use maintenance::{Maintenance, StateOwner};
 #[cfg(any(test, feature = "test-util"))]
 pub use simulated_disk::SimulatedDisk;
 pub use snapshot::Snapshot;
+#[cfg(test)]
+pub(crate) use standby::IncomingSnapshot;
 pub(crate) use standby::StandbyLog;
 
 /// A snapshot is due when the log exceeds this size and twice the size of the last snapshot.

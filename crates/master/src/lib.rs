@@ -35,7 +35,7 @@ pub use journal::{
 pub use journal::{JournalStatus, LogSync, OnLogFailure};
 pub use master::{Master, start};
 pub use run::run;
-#[cfg(feature = "test-util")]
+#[cfg(any(test, feature = "test-util"))]
 pub use service::{GuardedState, Slice};
 pub use service::{Origin, Service};
 

@@ -16,7 +16,7 @@ mod disks;
 mod durability;
 mod encoding;
 pub(crate) mod grpc;
-#[cfg(feature = "test-util")]
+#[cfg(any(test, feature = "test-util"))]
 mod guarded_state;
 mod leadership;
 pub mod listen;
@@ -45,7 +45,7 @@ use bytes::Bytes;
 use mooncake_base::{Clock, Error, Moment, Result, SegmentId};
 use mooncake_proto::v1::{self, request, response};
 
-#[cfg(feature = "test-util")]
+#[cfg(any(test, feature = "test-util"))]
 pub use self::guarded_state::{GuardedState, Slice};
 pub(crate) use self::leadership::Leadership;
 pub use self::{

@@ -13,7 +13,7 @@ use mooncake_base::{Clock, Error, ErrorCode, Result, SystemClock};
 use mooncake_election::{History, LeaderAddress, MemberId, Obstacle, Role, View};
 
 use super::{
-    Cluster, Handover, LogSource,
+    Cluster, Handover, LogSource, MemberSettings,
     following::Following,
     member::Membership,
     not_leader, open_directory,
@@ -261,7 +261,8 @@ impl Conductor {
     fn serve(&self, service: &Service) -> Result<EndOfTerm> {
         let cluster = &*self.cluster;
         let journal = service.shared().journal().ok_or_else(|| Error::internal("no log"))?;
-        let mut supervision = Supervision::new(&cluster.settings);
+        let MemberSettings { member, copies, timeout, .. } = &cluster.settings;
+        let mut supervision = Supervision::new(member.clone(), *copies, *timeout);
         let mut is_announced = false;
         while !self.is_ended() {
             if let Some(error) = service.shared().fatal().get().cloned() {

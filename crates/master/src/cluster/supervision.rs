@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_election::MemberId;
 
-use super::{Cluster, MemberSettings};
+use super::Cluster;
 use crate::journal::{FollowerStatus, Journal};
 
 /// Time for which changes wait for a member that cannot be taken out of the set; then they fail.
@@ -36,9 +36,8 @@ struct Joining {
 }
 
 impl Supervision {
-    pub(super) fn new(settings: &MemberSettings) -> Self {
-        let (own, copies) = (settings.member.clone(), settings.copies);
-        let rule = Rule { own, copies, timeout: settings.timeout };
+    pub(super) fn new(own: MemberId, copies: usize, timeout: Duration) -> Self {
+        let rule = Rule { own, copies, timeout };
         Self { rule, failing_since: None, not_before: Moment::default(), joining: None }
     }
 

@@ -74,7 +74,6 @@ impl SimulatedDisk {
     }
 
     /// Loses all files, as with the disk.
-    #[cfg(feature = "test-util")]
     pub fn wipe(&self) {
         let content = &mut *self.0.lock();
         content.names.clear();

@@ -4,6 +4,8 @@
 use std::sync::Arc;
 
 use mooncake_base::{Moment, SystemClock, sync::MutexGuard};
+#[cfg(test)]
+use mooncake_proto::v1::LogMark;
 
 use super::{shared_state::SharedState, state_guard};
 use crate::{journal::Journal, state::State};
@@ -56,6 +58,18 @@ impl GuardedState {
     /// Returns the log.
     pub fn journal(&self) -> Option<&Journal> {
         self.0.journal()
+    }
+
+    /// Returns what clients tell a later master of the log.
+    #[cfg(test)]
+    pub(crate) fn log_mark(&self) -> Option<LogMark> {
+        self.0.log_mark()
+    }
+
+    /// Returns whether a client heard of more of the log than was recovered.
+    #[cfg(test)]
+    pub(crate) fn has_lost_log(&self, heard: &LogMark) -> bool {
+        self.0.has_lost_log(heard)
     }
 
     fn lock<R>(&self, slice: impl FnOnce(&mut State) -> R) -> (R, Vec<u8>) {

@@ -288,7 +288,7 @@ impl Log {
     }
 
     /// Returns the effects to take.
-    #[cfg(feature = "test-util")]
+    #[cfg(any(test, feature = "test-util"))]
     pub fn pending_effects(&self) -> &[u8] {
         &self.effects.bytes
     }

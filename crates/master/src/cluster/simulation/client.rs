@@ -1,0 +1,494 @@
+//! Clients: they put, remove and read at whichever member they believe leads, lend the pool's memory, and
+//! remember what was acknowledged.
+
+use std::{collections::VecDeque, time::Duration};
+
+use mooncake_base::{ClientId, Incarnation, KeyRef, Moment, SegmentId, TenantId, Version};
+use mooncake_proto::v1::LogMark;
+
+use super::{
+    Simulation,
+    history::{KEYS, PINNED, Value, key_name},
+    node::{Part, leader_in},
+    plan::Bug,
+    wire::{Message, is_call},
+};
+use crate::state::{
+    LocateOptions, Place, Put, PutOptions, PutProgress, PutRef, PutStep, Rules, SegmentSpec, State,
+};
+
+/// Number of clients.
+pub(super) const CLIENTS: usize = 3;
+
+/// The unit of memory that is compared.
+pub(super) const PAGE: u64 = 4096;
+
+/// Pages that each client lends.
+const LENT_PAGES: u64 = 80;
+
+/// Time within which an answer must come.
+const TIMEOUT: Duration = Duration::from_millis(600);
+
+/// Time within which a client writes what it puts.
+const WRITE_MAX: Duration = Duration::from_millis(400);
+
+/// Time between signs of life.
+const BEAT: Duration = Duration::from_millis(700);
+
+/// A call.
+#[derive(Debug, Clone)]
+pub(super) enum Call {
+    /// Registers the client, and announces its memory.
+    Announce {
+        mark: Option<LogMark>,
+        spec: Box<SegmentSpec>,
+        is_new: bool,
+    },
+    PutStart {
+        key: usize,
+        pages: u64,
+    },
+    PutEnd {
+        key: usize,
+        version: Version,
+    },
+    Remove {
+        key: usize,
+    },
+    Locate {
+        key: usize,
+    },
+}
+
+/// An answer.
+#[derive(Debug, Clone)]
+pub(super) enum Reply {
+    Announced {
+        is_known: bool,
+        mark: Option<LogMark>,
+    },
+    Started {
+        version: Version,
+        places: Vec<(u64, u64)>,
+    },
+    Done,
+    Located {
+        version: Version,
+        places: Vec<(u64, u64)>,
+        fence: Duration,
+    },
+    Absent,
+    /// The call had no effect, or its effect is not known.
+    Failed,
+    /// This master does not lead.
+    Refused,
+}
+
+/// A client.
+#[derive(Debug)]
+pub(super) struct Client {
+    view: u64,
+    target: Option<usize>,
+    /// The view in which the memory was announced.
+    session: Option<u64>,
+    incarnation: u64,
+    is_new_memory: bool,
+    mark: Option<LogMark>,
+    numbers: u64,
+    /// The number of the awaited answer, the member that was asked, and when the client gives up.
+    awaited: Option<(u64, usize, Moment)>,
+    is_announcing: bool,
+    operation: Option<Operation>,
+    idle_until: Moment,
+    beat_at: Moment,
+    /// Answers that have arrived: number, view and content.
+    pub(super) inbox: VecDeque<(u64, u64, Reply)>,
+}
+
+#[derive(Debug, Clone)]
+enum Operation {
+    Start {
+        key: usize,
+        put: u32,
+        asked: Moment,
+    },
+    Write {
+        key: usize,
+        put: u32,
+        asked: Moment,
+        at: Moment,
+        version: Version,
+        places: Vec<(u64, u64)>,
+    },
+    End {
+        key: usize,
+        put: u32,
+    },
+    Remove {
+        key: usize,
+    },
+    Locate {
+        asked: Moment,
+    },
+    Read {
+        at: Moment,
+        value: Value,
+        places: Vec<(u64, u64)>,
+    },
+}
+
+impl Client {
+    pub(super) fn new() -> Self {
+        Self {
+            view: 0,
+            target: None,
+            session: None,
+            incarnation: 1,
+            is_new_memory: true,
+            mark: None,
+            numbers: 0,
+            awaited: None,
+            is_announcing: false,
+            operation: None,
+            idle_until: Moment::default(),
+            beat_at: Moment::default(),
+            inbox: VecDeque::new(),
+        }
+    }
+
+    /// Takes answers of any view from here on.
+    pub(super) const fn restart_views(&mut self) {
+        self.view = 0;
+    }
+
+    fn spec(&self, index: usize) -> SegmentSpec {
+        let name = format!("host-{index}:1");
+        SegmentSpec {
+            id: SegmentId::from_bits(index as u128 + 1),
+            incarnation: Incarnation(self.incarnation),
+            name: name.clone(),
+            endpoint: name,
+            base: (index as u64 + 1) << 40 | self.incarnation << 30,
+            length: LENT_PAGES * PAGE,
+            protocol: "tcp".to_owned(),
+        }
+    }
+}
+
+/// The rules of the masters.
+pub(super) fn rules() -> Rules {
+    Rules {
+        client_ttl: Duration::from_secs(6),
+        stop_max: Duration::from_secs(6),
+        lease_ttl: Duration::from_millis(300),
+        write_window: WRITE_MAX,
+        put_discard: Duration::from_millis(500),
+        put_release: Duration::from_secs(12),
+        resume_grace: Duration::from_secs(2),
+        ..Rules::default()
+    }
+}
+
+impl Simulation {
+    /// Lets a client take its answers and do what is next.
+    pub(super) fn step_client(&mut self, index: usize) -> Result<(), String> {
+        while let Some((number, view, reply)) = self.clients[index].inbox.pop_front() {
+            let client = &mut self.clients[index];
+            if client.awaited.take_if(|(awaited, ..)| *awaited == number).is_none() {
+                continue;
+            }
+            // An answer of an earlier view is none.
+            if matches!(reply, Reply::Refused) || view < client.view {
+                self.answered(index, None)?;
+                continue;
+            }
+            if view > client.view {
+                client.view = view;
+                client.session = None;
+            }
+            self.answered(index, Some((view, reply)))?;
+        }
+        if let Some((number, to, until)) = self.clients[index].awaited {
+            if until.has_passed(self.now) && !self.may_be_executed(index, number, to) {
+                self.clients[index].awaited = None;
+                return self.answered(index, None);
+            }
+            return Ok(());
+        }
+        if self.clients[index].session.is_none() || self.clients[index].beat_at.has_passed(self.now)
+        {
+            self.announce_memory(index);
+            return Ok(());
+        }
+        match self.clients[index].operation.take() {
+            Some(operation) => self.go_on(index, operation),
+            None if self.clients[index].idle_until.has_passed(self.now) => {
+                self.begin_operation(index);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Returns whether a change that was given up may still be executed, so that another one of its key
+    /// must not begin.
+    fn may_be_executed(&self, caller: usize, number: u64, to: usize) -> bool {
+        let client = &self.clients[caller];
+        let is_change =
+            matches!(client.operation, Some(Operation::End { .. } | Operation::Remove { .. }));
+        if client.is_announcing || !is_change {
+            return false;
+        }
+        let node = &self.nodes[to];
+        let owes = node.process.as_ref().is_some_and(
+            |process| matches!(&process.part, Part::Leading(leader) if leader.owes(caller, number)),
+        );
+        owes || self.wire.carries_call(caller, number)
+            || node.inbox.iter().any(|message| is_call(message, caller, number))
+    }
+
+    fn call(&mut self, index: usize, call: Call) {
+        let now = self.now;
+        let client = &mut self.clients[index];
+        let Some(to) = client.target else { return };
+        client.numbers += 1;
+        let number = client.numbers;
+        client.awaited = Some((number, to, now + TIMEOUT));
+        self.send(Message::Call { client: index, to, number, call });
+    }
+
+    fn announce_memory(&mut self, index: usize) {
+        if self.clients[index].session.is_none() {
+            // It asks the service, or any member.
+            let known = leader_in(&self.service.snapshot(self.now));
+            let any = self.random.below(self.nodes.len());
+            let target = if self.chance(8) { any } else { known.unwrap_or(any) };
+            self.clients[index].target = Some(target);
+        }
+        let client = &mut self.clients[index];
+        client.is_announcing = true;
+        client.beat_at = self.now + BEAT;
+        let spec = Box::new(client.spec(index));
+        let is_new = client.is_new_memory;
+        let mark = client.mark;
+        self.call(index, Call::Announce { mark, spec, is_new });
+    }
+
+    fn begin_operation(&mut self, index: usize) {
+        let key = self.random.below(KEYS);
+        let own = key / CLIENTS * CLIENTS + index;
+        match self.random.below(10) {
+            0..=4 => {
+                let put = self.history.new_put();
+                let asked = self.now;
+                self.clients[index].operation = Some(Operation::Start { key: own, put, asked });
+                let pages = 10 + self.random.below(22) as u64;
+                self.call(index, Call::PutStart { key: own, pages });
+            }
+            5 => {
+                self.history.allow(own, Value::Absent);
+                self.clients[index].operation = Some(Operation::Remove { key: own });
+                self.call(index, Call::Remove { key: own });
+            }
+            _ => {
+                self.history.begin_read(index, key);
+                self.clients[index].operation = Some(Operation::Locate { asked: self.now });
+                self.call(index, Call::Locate { key });
+            }
+        }
+    }
+
+    /// Goes on with an operation that waited for a moment.
+    fn go_on(&mut self, index: usize, operation: Operation) -> Result<(), String> {
+        let now = self.now;
+        let (Operation::Write { at, .. } | Operation::Read { at, .. }) = &operation else {
+            return Ok(());
+        };
+        if !at.has_passed(now) {
+            self.clients[index].operation = Some(operation);
+            return Ok(());
+        }
+        match operation {
+            Operation::Write { asked, .. } if (asked + WRITE_MAX * 9 / 10).has_passed(now) => {}
+            Operation::Write { key, put, version, places, .. } => {
+                self.history.write(&places, put);
+                self.history.allow(key, Value::Put(put));
+                self.clients[index].operation = Some(Operation::End { key, put });
+                self.call(index, Call::PutEnd { key, version });
+            }
+            Operation::Read { value, places, .. } => {
+                self.history.check_bytes(&places, value)?;
+                self.outcome.reads += 1;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Handles an answer; `None`: there is none.
+    fn answered(&mut self, index: usize, answer: Option<(u64, Reply)>) -> Result<(), String> {
+        let now = self.now;
+        if std::mem::take(&mut self.clients[index].is_announcing) {
+            self.announced(index, answer);
+            return Ok(());
+        }
+        if !matches!(answer, Some((_, ref reply)) if !matches!(reply, Reply::Failed)) {
+            // Whom to ask, and whether the memory is known there, is found out anew.
+            self.clients[index].session = None;
+        }
+        self.clients[index].idle_until = now + self.milliseconds(150);
+        let Some(operation) = self.clients[index].operation.take() else { return Ok(()) };
+        match (operation, answer.map(|(_, reply)| reply)) {
+            (Operation::Start { key, put, asked }, Some(Reply::Started { version, places })) => {
+                let recorded = self.history.record_version(version, put);
+                // With this bug, puts start before the log has their versions.
+                if !self.plan.has(Bug::ReusesUnconfirmed) {
+                    recorded?;
+                }
+                let at = now + self.milliseconds(200);
+                let write = Operation::Write { key, put, asked, at, version, places };
+                self.clients[index].operation = Some(write);
+            }
+            (Operation::End { key, put }, Some(Reply::Done)) => {
+                self.history.acknowledge(key, Value::Put(put));
+                (self.served, self.outcome.acknowledged) = (now, self.outcome.acknowledged + 1);
+            }
+            (Operation::Remove { key }, Some(Reply::Done)) => {
+                self.history.acknowledge(key, Value::Absent);
+                (self.served, self.outcome.acknowledged) = (now, self.outcome.acknowledged + 1);
+            }
+            (Operation::Locate { asked }, Some(Reply::Located { version, places, fence })) => {
+                let value = self.history.end_read(index, Some(version))?;
+                // Clocks of masters run at most a twentieth faster.
+                let end = asked + fence * 9 / 10;
+                let left = end.left(now).as_millis() as usize;
+                if left > 0 {
+                    let at = now + self.milliseconds(left);
+                    let read = Operation::Read { at: at.min(end), value, places };
+                    self.clients[index].operation = Some(read);
+                }
+            }
+            (Operation::Locate { .. }, Some(Reply::Absent)) => {
+                self.history.end_read(index, None)?;
+                self.outcome.absent += 1;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn announced(&mut self, index: usize, answer: Option<(u64, Reply)>) {
+        let now = self.now;
+        let pause = self.milliseconds(100);
+        let client = &mut self.clients[index];
+        match answer {
+            Some((view, Reply::Announced { is_known: true, mark })) => {
+                client.session = Some(view);
+                client.is_new_memory = false;
+                client.mark = mark.or(client.mark);
+            }
+            Some((_, Reply::Announced { is_known: false, .. })) => {
+                // The master does not know the memory, or has used it for others since.
+                client.incarnation += 1;
+                client.is_new_memory = true;
+                client.session = None;
+            }
+            _ => {
+                client.session = None;
+                client.beat_at = now + pause;
+            }
+        }
+    }
+}
+
+/// Executes a call, as a master does.
+pub(super) fn execute(state: &mut State, now: Moment, client: usize, call: &Call) -> Reply {
+    let id = ClientId::from_bits(client as u128 + 1);
+    let tenant = TenantId::default();
+    match call {
+        Call::Announce { spec, is_new, .. } => announce(state, now, id, spec, *is_new),
+        Call::PutStart { key, pages } => start(state, now, id, (*key, *pages)),
+        Call::PutEnd { key, version } => {
+            let name = key_name(*key);
+            let (key, version) = (name.as_bytes(), *version);
+            let put = PutRef { key, version, failed_replicas: &[], checksum: None };
+            match state.puts().put_end(now, id, &tenant, put) {
+                Ok(()) => Reply::Done,
+                Err(_) => Reply::Failed,
+            }
+        }
+        Call::Remove { key } => match state.remove(now, &tenant, key_name(*key).as_bytes(), true) {
+            Ok(()) => Reply::Done,
+            Err(_) => Reply::Failed,
+        },
+        Call::Locate { key } => locate(state, now, *key),
+    }
+}
+
+fn announce(
+    state: &mut State,
+    now: Moment,
+    client: ClientId,
+    spec: &SegmentSpec,
+    is_new: bool,
+) -> Reply {
+    if state.register(now, client, &spec.name).is_err() {
+        return Reply::Failed;
+    }
+    let announced = match is_new {
+        true => state.mount(now, client, spec.clone()),
+        false => state.resume(client, spec),
+    };
+    Reply::Announced { is_known: announced.is_ok(), mark: None }
+}
+
+fn start(state: &mut State, now: Moment, client: ClientId, (key, pages): (usize, u64)) -> Reply {
+    let name = key_name(key);
+    let options = PutOptions { is_hard_pinned: key < PINNED, ..PutOptions::default() };
+    let put = Put {
+        key: KeyRef::new(name.as_bytes()).expect("a short key"),
+        length: pages * PAGE,
+        group: b"",
+        options: &options,
+        is_replacing: true,
+        if_version: None,
+        request: 0,
+    };
+    let mut progress = PutProgress::default();
+    for _ in 0..4 {
+        let step = state.puts().put_step(now, client, &TenantId::default(), &put, &mut progress);
+        match step {
+            Ok(PutStep::Started(started)) => {
+                let places = places(state, &started.places);
+                return Reply::Started { version: started.version, places };
+            }
+            Ok(PutStep::Pending(_)) => {}
+            Err(_) => break,
+        }
+    }
+    state.puts().cancel_put(progress);
+    Reply::Failed
+}
+
+fn locate(state: &mut State, now: Moment, key: usize) -> Reply {
+    if state.is_recovering(now) {
+        return Reply::Failed;
+    }
+    let options = LocateOptions { has_lease: true, has_fence: true };
+    let mut located = state.locate(now, &TenantId::default(), &[key_name(key)], options);
+    match located.objects.pop() {
+        Some(Ok(object)) => {
+            let places = places(state, &object.places[..1]);
+            Reply::Located { version: object.version, places, fence: located.fence }
+        }
+        Some(Err(error)) if error.code() == mooncake_base::ErrorCode::OBJECT_NOT_FOUND => {
+            Reply::Absent
+        }
+        _ => Reply::Failed,
+    }
+}
+
+fn places(state: &State, places: &[Place]) -> Vec<(u64, u64)> {
+    let address = |place: &Place| state.segment(place.segment).spec.base + place.offset;
+    places.iter().map(|place| (address(place), place.length)).collect()
+}

@@ -1,0 +1,611 @@
+//! A member that leads: what the director, the threads that ship the log and those that answer calls do.
+
+use std::{collections::BTreeMap, mem, sync::Arc, time::Duration};
+
+use mooncake_base::{Clock, Error, Moment, Result as BaseResult};
+use mooncake_election::{Change, Hold, MemberId, View};
+use mooncake_proto::{
+    standby::{Attach, Confirm, Frames, FromLeader, FromStandby, SnapshotPart, Start, ViewStart},
+    v1::LogMark,
+};
+
+use super::{
+    Simulation, TTL,
+    client::{Call, Client, Reply, execute, rules},
+    leads_in,
+    node::{Part, Process},
+    plan::Bug,
+    standby::{SILENCE_MAX, Standby},
+    wire::{Message, ServiceAnswer, ServiceCall},
+};
+use crate::{
+    cluster::{
+        channel::KEEPALIVE,
+        member::Membership,
+        own_log::{self, NewTerm},
+        shipping::answer_attach,
+        supervision::{Supervision, others},
+    },
+    journal::{
+        FollowerId, Journal, LogSync, Newcomer, NextShipment, OnLogFailure, Snapshot,
+        level::RecordLevel,
+    },
+    service::GuardedState,
+    state::State,
+};
+
+/// Objects in a slice of a snapshot.
+const SLICE_OBJECTS: u32 = 4;
+
+/// A member that leads.
+#[derive(Debug)]
+pub(super) struct Leader {
+    pub(super) view: View,
+    guarded: GuardedState,
+    membership: Membership,
+    own: MemberId,
+    supervision: Supervision,
+    standbys: BTreeMap<u64, Shipping>,
+    /// A change of the set that the service was asked for.
+    change: Option<OpenChange>,
+    /// The state was compared with what clients know.
+    is_checked: bool,
+    is_announced: bool,
+    announce_at: Moment,
+    /// Answers that wait for the log.
+    answers: Vec<Answer>,
+    /// The highest position that any standby has confirmed.
+    confirmed_by_any: u64,
+    /// For a planted bug: when the changes begin to wait for standbys.
+    requires_at: Option<Moment>,
+}
+
+/// A connection of a standby.
+#[derive(Debug)]
+struct Shipping {
+    stage: Stage,
+    heard: Moment,
+    sent: Moment,
+    position: u64,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// The standby has said nothing yet.
+    Open,
+    /// It reads a snapshot.
+    Snapshot(Attach),
+    Following(FollowerId),
+}
+
+/// A change of the set whose outcome is awaited.
+#[derive(Debug)]
+struct OpenChange {
+    change: Change,
+    until: Moment,
+    /// The change failed, and the service was asked for the set.
+    is_reading: bool,
+}
+
+/// An answer that waits.
+#[derive(Debug)]
+struct Answer {
+    client: usize,
+    number: u64,
+    position: u64,
+    reply: Reply,
+    /// Whether the lease was valid when the call was executed.
+    was_valid: bool,
+}
+
+impl Leader {
+    pub(super) fn journal(&self) -> &Journal {
+        self.guarded.journal().expect("a member has a log")
+    }
+
+    /// Returns whether an answer waits.
+    pub(super) fn owes(&self, client: usize, number: u64) -> bool {
+        self.answers.iter().any(|answer| (answer.client, answer.number) == (client, number))
+    }
+
+    /// Runs a slice of a call. Returns the position for which its answer waits.
+    fn run<R>(&self, bug: Option<Bug>, slice: impl FnOnce(&mut State) -> R) -> (R, u64) {
+        let slice = self.guarded.run(|state| {
+            if bug == Some(Bug::ReusesUnconfirmed) {
+                state.confirm_synced(u64::MAX);
+            }
+            slice(state)
+        });
+        (slice.result, slice.position)
+    }
+
+    /// Returns what clients hear of the log.
+    pub(super) fn mark(&self, bug: Option<Bug>) -> Option<LogMark> {
+        let mut mark = self.guarded.log_mark()?;
+        if bug == Some(Bug::MarksOwnLog) {
+            self.journal().sync_now();
+            mark.synced_frame = self.journal().end_frame();
+        }
+        Some(mark)
+    }
+
+    fn is_durable(&self, position: u64, bug: Option<Bug>) -> bool {
+        let by_any = bug == Some(Bug::AnyConfirmation) && position <= self.confirmed_by_any;
+        by_any || self.journal().is_durable(position)
+    }
+
+    fn take_snapshot(&self, now: Moment) -> BaseResult<()> {
+        let journal = self.journal();
+        let mut snapshot = Snapshot::prepare(journal, None)?;
+        snapshot.begin(journal, &self.guarded.look(), now);
+        loop {
+            snapshot.write(journal)?;
+            if snapshot.slice(&self.guarded.look(), SLICE_OBJECTS) {
+                break;
+            }
+        }
+        snapshot.finish(journal, now)
+    }
+}
+
+impl Simulation {
+    /// Begins to lead.
+    pub(super) fn take_over(
+        &mut self,
+        index: usize,
+        process: &mut Process,
+        view: View,
+    ) -> Result<(), String> {
+        let (bug, local) = (self.plan.bug, self.nodes[index].local(self.now));
+        let failed = |error: Error| format!("member {index} cannot lead: {error}");
+        let Some(required) = process.election.required_members(local) else { return Ok(()) };
+        let Part::Following(standby) = mem::replace(&mut process.part, Part::None) else {
+            return Ok(());
+        };
+        let Standby { log, mut membership, .. } = *standby;
+        let own = MemberId::new(&process.member).map_err(failed)?;
+        let is_late = bug == Some(Bug::RequiresLate);
+        let required = if is_late { [own.clone()].into() } else { required };
+        let clock: Arc<dyn Clock> = Arc::<super::node::NodeClock>::clone(&self.nodes[index].clock);
+        let overrules_others = process.election.overrules_others();
+        let required = others(&own, &required);
+        let term = NewTerm { view, required, overrules_others, clock };
+        let recovered = own_log::lead(log, &mut membership, term).map_err(failed)?;
+        process.set_complete(true, bug, local);
+        if overrules_others {
+            self.history.forget();
+        }
+        if !self.history.is_new_view(view.0) {
+            if !mem::take(&mut self.views_may_fall) {
+                return Err(format!("member {index} leads in view {view}, which is not new"));
+            }
+            self.history.restart_views();
+            self.clients.iter_mut().for_each(Client::restart_views);
+        }
+        let rules = rules();
+        let quiet = if recovered.may_lack_end { rules.late_end() } else { Duration::ZERO };
+        let seed = self.random.number();
+        let (state, restored) = State::restore(rules, seed, local, recovered.image, quiet);
+        if restored.conflicts > 0 {
+            return Err(format!("the log of member {index} grants memory twice: {restored:?}"));
+        }
+        self.history.record_whole(&process.member);
+        let journal = recovered.journal.with_failure_policy(OnLogFailure::Stop);
+        self.outcome.leaders += 1;
+        let (copies, timeout) = (self.plan.copies, self.plan.timeout);
+        process.part = Part::Leading(Box::new(Leader {
+            view,
+            guarded: GuardedState::new(state, journal),
+            membership,
+            supervision: Supervision::new(own.clone(), copies, timeout),
+            own,
+            standbys: BTreeMap::new(),
+            change: None,
+            is_checked: false,
+            is_announced: false,
+            announce_at: Moment::default(),
+            answers: Vec::new(),
+            confirmed_by_any: 0,
+            requires_at: is_late.then(|| self.now + Duration::from_millis(300)),
+        }));
+        Ok(())
+    }
+
+    /// Stops to lead, and follows.
+    pub(super) fn end_term(&mut self, index: usize, process: &mut Process) -> Result<(), String> {
+        let local = self.nodes[index].local(self.now);
+        let Part::Leading(leader) = mem::replace(&mut process.part, Part::None) else {
+            return Ok(());
+        };
+        for connection in leader.standbys.keys() {
+            self.wire.connections.remove(connection);
+        }
+        leader.journal().retire();
+        let mut membership = leader.membership;
+        drop(leader.guarded);
+        process.election.resign();
+        process.election.restart(membership.history(), local);
+        let directory = Arc::clone(&process.directory);
+        let log = own_log::open(directory, self.plan.sync, &mut membership)
+            .map_err(|error| format!("member {index} cannot follow: {error}"))?;
+        if !membership.is_complete() {
+            process.set_complete(false, self.plan.bug, local);
+        }
+        process.part = Part::Following(Box::new(Standby::new(log, membership)));
+        Ok(())
+    }
+
+    /// Does what the threads of a leader do.
+    pub(super) fn step_leader(
+        &mut self,
+        index: usize,
+        process: &mut Process,
+    ) -> Result<(), String> {
+        let (now, local) = (self.now, self.nodes[index].local(self.now));
+        let (writes, syncs) = (self.chance(4), self.chance(5));
+        let Part::Leading(leader) = &mut process.part else { return Ok(()) };
+        let (expired, _) = leader.run(self.plan.bug, |state| {
+            state.advance(local);
+            !state.take_expired().is_empty()
+        });
+        if expired {
+            self.history.forget();
+        }
+        // Before the clients have announced their memory, its objects are hidden. The state of a leader
+        // whose lease is over is of no interest.
+        let leads = leads_in(&process.election, leader.view, local);
+        if leads && !leader.is_checked && !leader.guarded.look().is_recovering(local) {
+            leader.is_checked = true;
+            self.history.check_state(&leader.guarded.look(), local)?;
+        }
+        match self.plan.sync {
+            LogSync::Always if !writes => leader.journal().sync_now(),
+            LogSync::Interval(_) if syncs => leader.journal().sync_now(),
+            _ if !writes => leader.journal().write_only(),
+            _ => {}
+        }
+        if leader.requires_at.take_if(|at| at.has_passed(now)).is_some()
+            && let Some(required) = process.election.required_members(local)
+        {
+            leader.journal().require_standbys(&others(&leader.own, &required));
+        }
+        if self.chance(400) {
+            let Part::Leading(leader) = &process.part else { return Ok(()) };
+            leader.take_snapshot(local).map_err(|error| format!("no snapshot: {error}"))?;
+        }
+        self.ship(process);
+        self.supervise(index, process);
+        self.announce(index, process);
+        self.answer(index, process)
+    }
+
+    fn announce(&mut self, index: usize, process: &mut Process) {
+        let local = self.nodes[index].local(self.now);
+        let Part::Leading(leader) = &mut process.part else { return };
+        if leader.is_announced || !leader.announce_at.has_passed(self.now) {
+            return;
+        }
+        leader.announce_at = self.now + TTL / 3;
+        if let Some(lease) = process.election.lease(local) {
+            let call = ServiceCall::Announce(lease, index.to_string());
+            let boot = self.nodes[index].boots;
+            self.send(Message::ToService { from: index, boot, call });
+        }
+    }
+
+    /// Sends what was written to the standbys.
+    fn ship(&mut self, process: &mut Process) {
+        let now = self.now;
+        let Part::Leading(leader) = &mut process.part else { return };
+        let journal = leader.guarded.journal().expect("a member has a log");
+        let level = journal.level().get().0;
+        let mut ended = Vec::new();
+        for (&connection, shipping) in &mut leader.standbys {
+            let is_open = self.wire.connections.contains_key(&connection);
+            if !is_open || (shipping.heard + SILENCE_MAX).has_passed(now) {
+                ended.push(connection);
+                continue;
+            }
+            let Stage::Following(id) = shipping.stage else { continue };
+            loop {
+                let (bytes, position) = match journal.next_shipment(id, Duration::ZERO) {
+                    NextShipment::Frames(sent) => (sent.frames.to_vec(), sent.position),
+                    NextShipment::None if (shipping.sent + KEEPALIVE).has_passed(now) => {
+                        (Vec::new(), shipping.position)
+                    }
+                    NextShipment::None => break,
+                    NextShipment::Detached => {
+                        ended.push(connection);
+                        break;
+                    }
+                };
+                (shipping.position, shipping.sent) = (position, now);
+                let frames = Some(Frames { bytes, position, level });
+                let message = FromLeader { frames, ..FromLeader::default() };
+                self.outgoing.push(Message::ToStandby { connection, message });
+            }
+        }
+        for connection in ended {
+            self.wire.connections.remove(&connection);
+            if let Some(Shipping { stage: Stage::Following(id), .. }) =
+                leader.standbys.remove(&connection)
+            {
+                leader.journal().detach_standby(id);
+            }
+        }
+        self.flush();
+    }
+
+    /// Takes a message of a standby.
+    pub(super) fn receive_from_standby(
+        &mut self,
+        process: &mut Process,
+        connection: u64,
+        message: FromStandby,
+    ) -> Result<(), String> {
+        let now = self.now;
+        let Part::Leading(leader) = &mut process.part else {
+            self.wire.connections.remove(&connection);
+            return Ok(());
+        };
+        let new = || Shipping { stage: Stage::Open, heard: now, sent: now, position: 0 };
+        let shipping = leader.standbys.entry(connection).or_insert_with(new);
+        shipping.heard = now;
+        let outcome = match (message, &shipping.stage) {
+            (FromStandby { attach: Some(attach), .. }, Stage::Open) => {
+                self.attach(leader, connection, attach)
+            }
+            (FromStandby { confirm: Some(Confirm { next_frame, .. }), .. }, Stage::Snapshot(_)) => {
+                match mem::replace(&mut shipping.stage, Stage::Open) {
+                    Stage::Snapshot(attach) if next_frame > 0 => {
+                        self.catch_up(leader, connection, &attach, next_frame)
+                    }
+                    stage => {
+                        shipping.stage = stage;
+                        Ok(())
+                    }
+                }
+            }
+            (FromStandby { confirm: Some(confirm), .. }, Stage::Following(id)) => {
+                let Confirm { position, next_frame } = confirm;
+                let id = *id;
+                leader.journal().confirm_standby(id, position, next_frame);
+                leader.confirmed_by_any = leader.confirmed_by_any.max(position);
+                Ok(())
+            }
+            _ => Err(Error::internal("out of order")),
+        };
+        self.flush();
+        if outcome.is_err() {
+            // The standby attaches anew.
+            self.wire.connections.remove(&connection);
+        }
+        Ok(())
+    }
+
+    fn attach(
+        &mut self,
+        leader: &mut Leader,
+        connection: u64,
+        attach: Attach,
+    ) -> Result<(), Error> {
+        let views: Vec<ViewStart> = leader.membership.views();
+        let journal = leader.journal();
+        let mut attached = answer_attach(journal, leader.view, &views, &attach)?;
+        if self.plan.has(Bug::AttachesBlindly)
+            && journal.catch_up(attach.next_frame).is_possible()?
+        {
+            attached.start = Start::Place.into();
+        }
+        let (start, number) = (attached.start(), attached.snapshot);
+        let push = |sent: &mut Vec<Message>, message| {
+            sent.push(Message::ToStandby { connection, message });
+        };
+        let message = FromLeader { attached: Some(attached), ..FromLeader::default() };
+        push(&mut self.outgoing, message);
+        match start {
+            Start::Place => self.catch_up(leader, connection, &attach, attach.next_frame),
+            Start::FirstFrame => self.catch_up(leader, connection, &attach, 1),
+            Start::Snapshot => {
+                let mut offset = 0;
+                loop {
+                    let bytes = journal.snapshots().read(number, offset)?;
+                    offset += bytes.len() as u64;
+                    let is_last = bytes.is_empty();
+                    let part = Some(SnapshotPart { bytes, is_last });
+                    push(&mut self.outgoing, FromLeader { part, ..FromLeader::default() });
+                    if is_last {
+                        break;
+                    }
+                }
+                if let Some(shipping) = leader.standbys.get_mut(&connection) {
+                    shipping.stage = Stage::Snapshot(attach);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn catch_up(
+        &mut self,
+        leader: &mut Leader,
+        connection: u64,
+        attach: &Attach,
+        next_frame: u64,
+    ) -> Result<(), Error> {
+        let journal = leader.guarded.journal().expect("a log");
+        let (level, mut source) = (journal.level().get().0, journal.catch_up(next_frame));
+        loop {
+            let missed = source.next(&Newcomer {
+                member: &attach.member,
+                address: &attach.address,
+                level: RecordLevel(attach.level),
+            })?;
+            let position = missed.attached.map_or(0, |(_, position)| position);
+            let frames = Some(Frames { bytes: missed.bytes, position, level });
+            let message = FromLeader { frames, ..FromLeader::default() };
+            self.outgoing.push(Message::ToStandby { connection, message });
+            if let Some((id, position)) = missed.attached {
+                source.end();
+                if let Some(shipping) = leader.standbys.get_mut(&connection) {
+                    (shipping.stage, shipping.position) = (Stage::Following(id), position);
+                }
+                return Ok(());
+            }
+        }
+    }
+
+    /// Keeps the in-sync set right.
+    fn supervise(&mut self, index: usize, process: &mut Process) {
+        let (now, local) = (self.now, self.nodes[index].local(self.now));
+        let boot = self.nodes[index].boots;
+        let Part::Leading(leader) = &mut process.part else { return };
+        let Some(required) = process.election.required_members(local) else { return };
+        if leader.requires_at.is_some() {
+            return;
+        }
+        if let Some(open) = &mut leader.change {
+            if !open.until.has_passed(now) {
+                return;
+            }
+            if !open.is_reading {
+                (open.is_reading, open.until) = (true, now + TTL / 3);
+                self.send(Message::ToService { from: index, boot, call: ServiceCall::Read });
+                return;
+            }
+            leader.change = None;
+            let failed = Err(Error::internal("the service does not answer"));
+            let journal = leader.guarded.journal().expect("a member has a log");
+            leader.supervision.end_change(&required, failed, journal, local);
+            return;
+        }
+        let journal = leader.guarded.journal().expect("a member has a log");
+        let next = leader.supervision.begin_change(&required, journal, local);
+        let Some(members) = next else { return };
+        if self.plan.has(Bug::ShrinksFirst) {
+            journal.require_standbys(&others(&leader.own, &members));
+        }
+        match process.election.begin_change(members, local) {
+            Ok(change) => {
+                let until = now + TTL / 3;
+                let call = ServiceCall::Change(change.clone());
+                leader.change = Some(OpenChange { change, until, is_reading: false });
+                self.send(Message::ToService { from: index, boot, call });
+            }
+            Err(error) => {
+                leader.supervision.end_change(&required, Err(error), journal, local);
+            }
+        }
+    }
+
+    /// Takes the answer to a call that is not of the election.
+    pub(super) fn receive_outcome(
+        &mut self,
+        index: usize,
+        process: &mut Process,
+        answer: ServiceAnswer,
+    ) {
+        let (now, local) = (self.now, self.nodes[index].local(self.now));
+        let Part::Leading(leader) = &mut process.part else { return };
+        let election = &mut process.election;
+        let outcome = match answer {
+            ServiceAnswer::Announced(lease, hold) => {
+                leader.is_announced |= hold == Hold::Held && lease.view == leader.view;
+                return;
+            }
+            ServiceAnswer::Changed(change, hold) => {
+                let is_awaited = |open: &&mut OpenChange| !open.is_reading && open.change == change;
+                let Some(open) = leader.change.as_mut().filter(is_awaited) else { return };
+                if hold == Hold::Lost {
+                    // Asked for next.
+                    open.until = now;
+                    return;
+                }
+                election.end_change(&change);
+                Ok(())
+            }
+            ServiceAnswer::Read(snapshot) => {
+                let Some(open) = leader.change.as_ref().filter(|open| open.is_reading) else {
+                    return;
+                };
+                election.observe(&snapshot, local);
+                match snapshot.in_sync.as_ref() == Some(&open.change.to) {
+                    true => Ok(()),
+                    false => Err(Error::internal("the set is another one")),
+                }
+            }
+            _ => return,
+        };
+        leader.change = None;
+        let Some(required) = election.required_members(local) else { return };
+        let journal = leader.guarded.journal().expect("a member has a log");
+        leader.supervision.end_change(&required, outcome, journal, local);
+    }
+
+    /// Executes a call of a client. Its answer waits for the log.
+    pub(super) fn execute(
+        &mut self,
+        index: usize,
+        process: &mut Process,
+        (client, number): (usize, u64),
+        call: &Call,
+    ) -> Result<(), String> {
+        let (bug, local) = (self.plan.bug, self.nodes[index].local(self.now));
+        let Part::Leading(leader) = &mut process.part else {
+            self.send(Message::Reply { client, number, view: 0, reply: Reply::Refused });
+            return Ok(());
+        };
+        let was_valid = leads_in(&process.election, leader.view, local);
+        if let Call::Announce { mark: Some(mark), .. } = call
+            && leader.guarded.has_lost_log(mark)
+        {
+            leader.run(bug, |state| state.drop_recovered(local));
+        }
+        let (reply, position) = leader.run(bug, |state| execute(state, local, client, call));
+        // Memory that is not granted again early can be granted before the log has the grant.
+        let is_grant = matches!(reply, Reply::Started { .. });
+        let is_early = bug == Some(Bug::ReusesUnconfirmed) && is_grant;
+        let position = if is_early { 0 } else { position };
+        leader.answers.push(Answer { client, number, position, reply, was_valid });
+        Ok(())
+    }
+
+    /// Sends the answers that need not wait any more.
+    fn answer(&mut self, index: usize, process: &mut Process) -> Result<(), String> {
+        let (bug, local) = (self.plan.bug, self.nodes[index].local(self.now));
+        let Part::Leading(leader) = &mut process.part else { return Ok(()) };
+        let is_valid = leads_in(&process.election, leader.view, local);
+        let view = leader.view.0;
+        for answer in mem::take(&mut leader.answers) {
+            let Answer { client, number, position, was_valid, .. } = answer;
+            if !leader.is_durable(position, bug) {
+                leader.answers.push(answer);
+                continue;
+            }
+            let is_checked_early = bug == Some(Bug::ChecksLeaseEarly);
+            if !(is_valid || is_checked_early && was_valid) {
+                continue;
+            }
+            let reply = match (leader.journal().unconfirmed(position), answer.reply) {
+                (Some(_), _) => Reply::Failed,
+                (None, Reply::Announced { is_known, .. }) => {
+                    Reply::Announced { is_known, mark: leader.mark(bug) }
+                }
+                (None, reply) => reply,
+            };
+            if !matches!(reply, Reply::Failed) {
+                self.history.record_answer(view)?;
+            }
+            self.outgoing.push(Message::Reply { client, number, view, reply });
+        }
+        self.flush();
+        Ok(())
+    }
+
+    /// Sends what was collected.
+    fn flush(&mut self) {
+        for message in mem::take(&mut self.outgoing) {
+            self.send(message);
+        }
+    }
+}
