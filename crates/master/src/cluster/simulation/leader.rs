@@ -1,6 +1,11 @@
 //! A member that leads: what the director, the threads that ship the log and those that answer calls do.
 
-use std::{collections::BTreeMap, mem, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+    sync::Arc,
+    time::Duration,
+};
 
 use mooncake_base::{Clock, Error, Moment, Result as BaseResult};
 use mooncake_election::{Change, Hold, MemberId, View};
@@ -132,6 +137,14 @@ impl Leader {
     fn is_durable(&self, position: u64, bug: Option<Bug>) -> bool {
         let by_any = bug == Some(Bug::AnyConfirmation) && position <= self.confirmed_by_any;
         by_any || self.journal().is_durable(position)
+    }
+
+    /// Returns the set with an attached standby that is not in it; for a planted bug.
+    fn with_newcomer(&self, required: &BTreeSet<MemberId>) -> Option<BTreeSet<MemberId>> {
+        let standbys = self.journal().standbys().into_iter().filter(|standby| standby.is_attached);
+        let ids = standbys.filter_map(|standby| MemberId::new(&standby.member).ok());
+        let newcomer = { ids }.find(|id| !required.contains(id))?;
+        Some(required.iter().cloned().chain([newcomer]).collect())
     }
 
     fn take_snapshot(&self, now: Moment) -> BaseResult<()> {
@@ -480,7 +493,10 @@ impl Simulation {
             return;
         }
         let journal = leader.guarded.journal().expect("a member has a log");
-        let next = leader.supervision.begin_change(&required, journal, local);
+        let mut next = leader.supervision.begin_change(&required, journal, local);
+        if self.plan.has(Bug::JoinsEarly) {
+            next = next.or_else(|| leader.with_newcomer(&required));
+        }
         let Some(members) = next else { return };
         if self.plan.has(Bug::ShrinksFirst) {
             journal.require_standbys(&others(&leader.own, &members));

@@ -25,6 +25,22 @@ pub(super) enum Bug {
     MarksOwnLog,
     /// The first changes of a leader do not wait for standbys.
     RequiresLate,
+    /// A member joins the set before it has the changes that were acknowledged without it.
+    JoinsEarly,
+}
+
+impl Bug {
+    pub(super) const ALL: [Self; 9] = [
+        Self::AnyConfirmation,
+        Self::ShrinksFirst,
+        Self::AttachesBlindly,
+        Self::ReusesUnconfirmed,
+        Self::IncompleteBids,
+        Self::ChecksLeaseEarly,
+        Self::MarksOwnLog,
+        Self::RequiresLate,
+        Self::JoinsEarly,
+    ];
 }
 
 /// The plan of a run.
@@ -119,6 +135,7 @@ impl Plan {
             }
             Bug::ChecksLeaseEarly => Faults { stop: 100, ..none },
             Bug::RequiresLate => Faults { kill: 100, partition: 100, ..none },
+            Bug::JoinsEarly => Faults { kill: 60, partition: 40, late: 8, ..none },
         };
         self
     }

@@ -52,6 +52,18 @@ fn nothing_acknowledged_is_lost_and_one_master_leads() {
 }
 
 #[test]
+fn faults_that_show_a_bug_show_nothing_without_it() {
+    for bug in Bug::ALL {
+        for seed in 0..20 {
+            let plan = Plan { bug: None, ..Plan::new(seed, Some(bug)) };
+            if let Err(why) = Simulation::new(plan).run() {
+                panic!("{bug:?}: seed {seed}: {why}");
+            }
+        }
+    }
+}
+
+#[test]
 fn confirmation_of_any_member_is_found() {
     find(Bug::AnyConfirmation, BUG_RUNS);
 }
@@ -91,4 +103,9 @@ fn mark_of_the_leader_alone_is_found() {
 #[test]
 fn first_changes_that_wait_for_nobody_are_found() {
     find(Bug::RequiresLate, BUG_RUNS);
+}
+
+#[test]
+fn member_that_joins_before_it_has_everything_is_found() {
+    find(Bug::JoinsEarly, BUG_RUNS);
 }
