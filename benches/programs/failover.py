@@ -209,8 +209,9 @@ def kills(options: argparse.Namespace, service: str, lease_s: float, is_full: bo
     folder = Path(tempfile.mkdtemp(dir=options.folder))
     with two_masters(folder, service, lease_s) as masters, ExitStack() as stack:
         place = f"etcd://{service}"
-        used = options.objects * SMALL + CLIENTS * 1000 * SIZE
-        lent = int(used * (1 if is_full else 2))
+        filled = options.objects * SMALL
+        # In a pool of the size of the objects, the puts of the clients evict some.
+        lent = filled if is_full else 2 * (filled + CLIENTS * 1000 * SIZE)
         config = mooncake.StoreConfig(segment_bytes=lent)
         store = stack.enter_context(mooncake.Store(place, config))
         fill(store, options.objects)

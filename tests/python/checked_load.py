@@ -121,7 +121,9 @@ class Load:
     ) -> None:
         self.seed = random.randrange(1 << 32) if seed is None else seed
         self.is_over = threading.Event()
-        config = mooncake.StoreConfig(segment_bytes=32 * MIB, retry_s=retry_s, rpc_timeout_s=20)
+        config = mooncake.StoreConfig(
+            segment_bytes=32 * MIB, retry_s=retry_s, rpc_timeout_s=retry_s
+        )
         self.clients = [
             Client(mooncake.Store(place, config), f"{self.seed}-{number}", f"{self.seed} {number}")
             for number in range(clients)

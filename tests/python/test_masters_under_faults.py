@@ -27,7 +27,7 @@ LONG = pytest.mark.skipif(not IS_LONG, reason="needs MOONCAKE_LONG_TESTS=1")
 HANDOVERS = 100 if IS_LONG else 10
 AWAY_S = 60 if IS_LONG else 2 * LEASE_S
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900 if IS_LONG else 120)
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +179,7 @@ def test_leader_ends_with_its_lease_while_etcd_is_away(
     three: Masters, etcd: tuple[str, subprocess.Popen[bytes]]
 ):
     leader = three.leader()
-    with Load(three.place) as load:
+    with Load(three.place, retry_s=AWAY_S + 50) as load:
         load.await_calls(20)
         freeze(etcd[1].pid)
         begun = time.monotonic()
