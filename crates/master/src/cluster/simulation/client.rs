@@ -132,6 +132,7 @@ enum Operation {
     },
     Read {
         at: Moment,
+        end: Moment,
         value: Value,
         places: Vec<(u64, u64)>,
     },
@@ -316,6 +317,8 @@ impl Simulation {
                 self.clients[index].operation = Some(Operation::End { key, put });
                 self.call(index, Call::PutEnd { key, version });
             }
+            // A sign of life came first.
+            Operation::Read { end, .. } if end.has_passed(now) => {}
             Operation::Read { value, places, .. } => {
                 self.history.check_bytes(&places, value)?;
                 self.outcome.reads += 1;
@@ -364,7 +367,7 @@ impl Simulation {
                 let left = end.left(now).as_millis() as usize;
                 if left > 0 {
                     let at = now + self.milliseconds(left);
-                    let read = Operation::Read { at: at.min(end), value, places };
+                    let read = Operation::Read { at, end, value, places };
                     self.clients[index].operation = Some(read);
                 }
             }
