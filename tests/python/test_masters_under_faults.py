@@ -24,7 +24,7 @@ import mooncake
 
 IS_LONG = os.environ.get("MOONCAKE_LONG_TESTS") == "1"
 LONG = pytest.mark.skipif(not IS_LONG, reason="needs MOONCAKE_LONG_TESTS=1")
-HANDOVERS = 100 if IS_LONG else 10
+HANDOVERS = 100 if IS_LONG else 5
 AWAY_S = 60 if IS_LONG else 2 * LEASE_S
 
 pytestmark = pytest.mark.timeout(900 if IS_LONG else 120)
@@ -321,7 +321,7 @@ def test_damaged_end_of_a_log_loses_nothing_acknowledged(pair: Masters):
 
 @pytest.mark.parametrize("pair", [1], indirect=True)
 def test_empty_standby_is_soon_in_sync(pair: Masters):
-    count = 1_000_000 if IS_LONG else 100_000
+    count = 1_000_000 if IS_LONG else 50_000
     config = mooncake.StoreConfig(segment_bytes=count * 1024 + 64 * MIB, retry_s=50)
     with mooncake.Store(pair.place, config) as store, Load(pair.place) as load:
         for begin in range(0, count, 10_000):
