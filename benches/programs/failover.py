@@ -145,8 +145,8 @@ def two_masters(folder: Path, service: str, lease_s: float) -> Iterator[list[Mas
         "--enable_ha=true",
         f"--etcd_endpoints={service}",
         f"--ha_lease_ttl={lease_s * 1000:.0f}ms",
+        f"--cluster_id={folder.name}",
     )
-    options += (f"--cluster_id={folder.name}",)
     os.environ["MC_STORE_CLUSTER_ID"] = folder.name
     masters = [
         Master(folder / str(port), port, (*options, f"--advertise_address=127.0.0.1:{port}"))
@@ -224,7 +224,7 @@ def kills(options: argparse.Namespace, service: str, lease_s: float, is_full: bo
         threads = [threading.Thread(target=run, args=words) for run, words in runs]
         for thread in threads:
             thread.start()
-        stack.callback(lambda: [thread.join() for thread in threads])
+            stack.callback(thread.join)
         stack.callback(is_over.set)
         for _ in range(options.kills):
             leader = leader_in_sync(masters)

@@ -31,6 +31,10 @@ struct Kept {
     member: String,
     /// Whether the log has every change that this member has ever confirmed.
     is_complete: bool,
+    /// The boot of the machine in which the log became complete; what was written since is lost only with
+    /// that boot.
+    #[serde(default)]
+    boot: Option<String>,
     /// Numbers of the views and of their first frames, in rising order.
     views: Vec<(u64, u64)>,
 }
@@ -49,7 +53,7 @@ impl Membership {
             })?;
             return Ok(Self { directory, kept });
         }
-        let kept = Kept { member: new_id(), is_complete: true, views: Vec::new() };
+        let kept = Kept { member: new_id(), is_complete: true, boot: None, views: Vec::new() };
         let membership = Self { directory, kept };
         membership.write(&membership.kept)?;
         Ok(membership)
@@ -63,6 +67,11 @@ impl Membership {
     /// Whether the log has every change that this member has ever confirmed.
     pub(super) const fn is_complete(&self) -> bool {
         self.kept.is_complete
+    }
+
+    /// Whether the log has become complete since the machine was started.
+    pub(super) fn was_completed_in_this_boot(&self) -> bool {
+        self.kept.is_complete && self.kept.boot.as_ref() == Some(&self.directory.boot())
     }
 
     /// Where the views in the log began.
@@ -81,7 +90,8 @@ impl Membership {
     /// # Errors
     /// The file cannot be written.
     pub(super) fn set_complete(&mut self, is_complete: bool) -> Result<()> {
-        self.change(Kept { is_complete, ..self.kept.clone() })
+        let boot = is_complete.then(|| self.directory.boot());
+        self.change(Kept { is_complete, boot, ..self.kept.clone() })
     }
 
     /// Records that the log is about to be emptied: until it has followed a leader, it is not complete.

@@ -32,7 +32,9 @@ pub(super) fn open(
 ) -> Result<StandbyLog> {
     let log = StandbyLog::open(directory, sync)?;
     let is_lost = log.is_empty() && !membership.views().is_empty();
-    if membership.is_complete() && (log.may_lack_end() || is_lost) {
+    // What an earlier boot lost, the member has received again since.
+    let lacks_end = log.may_lack_end() && !membership.was_completed_in_this_boot();
+    if membership.is_complete() && (lacks_end || log.has_lost_frame() || is_lost) {
         tracing::warn!(
             "the log may lack changes that this member has confirmed, because its machine went \
              down; it does not lead while the in-sync set names others, until it has followed one"
@@ -92,5 +94,40 @@ mod tests {
             assert_eq!(journal.is_durable(position), is_alone);
             assert_eq!(membership.views(), [ViewStart { view: 1, first_frame: 1 }]);
         }
+    }
+
+    #[test]
+    fn log_that_was_completed_since_the_crash_stays_complete() {
+        const SYNC: LogSync = LogSync::Interval(std::time::Duration::from_secs(3600));
+        let disk = SimulatedDisk::default();
+        let open = || {
+            let directory = Arc::new(Directory::on(Arc::new(disk.clone())));
+            let mut membership = Membership::open(Arc::clone(&directory)).unwrap();
+            let log = open(directory, SYNC, &mut membership).unwrap();
+            (log, membership)
+        };
+        let (log, mut membership) = open();
+        let term = NewTerm {
+            view: View(1),
+            required: BTreeSet::new(),
+            overrules_others: false,
+            clock: SystemClock::shared(),
+        };
+        let journal = lead(log, &mut membership, term).unwrap().journal;
+        journal.append(|into| {
+            crate::state::Effect::Quota { tenant: "t", bytes: None }.encode(into);
+            1
+        });
+        journal.write_only();
+        drop(journal);
+        assert!(open().1.is_complete(), "it was only killed");
+        disk.lose_power(&mut |below| below - 1);
+        let (log, mut membership) = open();
+        assert!(!membership.is_complete(), "the end of the log may be lost");
+        assert!(membership.complete().unwrap());
+        drop(log);
+        assert!(open().1.is_complete(), "it has followed to the end since, and was only killed");
+        disk.lose_power(&mut |below| below - 1);
+        assert!(!open().1.is_complete());
     }
 }

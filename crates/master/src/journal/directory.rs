@@ -107,6 +107,11 @@ impl Directory {
         read.map_err(|source| file_error("cannot be read", &self.path_of(name), source))
     }
 
+    /// Returns the present boot of the machine, as text.
+    pub(crate) fn boot(&self) -> String {
+        format!("{:032x}", u128::from_be_bytes(self.disk.boot_id()))
+    }
+
     /// Returns a small file of the cluster; `None` if there is none.
     ///
     /// # Errors

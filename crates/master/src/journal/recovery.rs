@@ -36,6 +36,8 @@ pub(super) struct Recovered {
     pub(super) snapshot_bytes: u64,
     /// Whether acknowledged changes may have been lost in a crash of the machine.
     pub(super) may_lack_end: bool,
+    /// Whether a whole frame at the end was damaged, and cut off.
+    pub(super) has_lost_frame: bool,
     /// The names of the logs that were read and stay.
     kept: Vec<String>,
 }
@@ -117,6 +119,7 @@ impl Recovered {
             logs: 0,
             snapshot_bytes: 0,
             may_lack_end: false,
+            has_lost_frame: false,
             kept: Vec::new(),
         }
     }
@@ -254,6 +257,7 @@ impl Recovered {
         if is_lost {
             return Err(damaged_error(directory, first, at));
         }
+        self.has_lost_frame |= is_whole;
         self.may_lack_end |= !same_boot || is_whole;
         tracing::warn!(
             file = %directory.path_of(&first.name).display(),

@@ -175,6 +175,11 @@ impl StandbyLog {
         Ok(())
     }
 
+    /// Returns whether a frame at the end of what was recovered was damaged.
+    pub(crate) fn has_lost_frame(&self) -> bool {
+        self.recovered.has_lost_frame
+    }
+
     /// Returns the timeline and the number of the frame that is to be received next.
     pub(crate) fn place(&self) -> ([u8; 16], u64) {
         (self.recovered.timeline_id, self.recovered.next_frame)

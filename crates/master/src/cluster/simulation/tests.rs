@@ -51,6 +51,14 @@ fn nothing_acknowledged_is_lost_and_one_master_leads() {
     assert!(failures.is_empty(), "{} of {runs}:\n{}", failures.len(), failures.join("\n"));
 }
 
+/// In these runs a member lost power, followed to the end again, and was only killed later.
+#[test]
+fn member_that_has_followed_since_it_lost_power_may_lead() {
+    for seed in [6196, 9014] {
+        run(seed, None).unwrap();
+    }
+}
+
 #[test]
 fn faults_that_show_a_bug_show_nothing_without_it() {
     for bug in Bug::ALL {
