@@ -176,6 +176,8 @@ def test_environment_variables_are_documented():
         assert name.startswith(("MC_", "MOONCAKE_", "VLLM_MOONCAKE_")) or name in {
             "HOME",
             "XDG_STATE_HOME",
+            "POD_NAME",
+            "POD_NAMESPACE",
         }
         assert help_text
 

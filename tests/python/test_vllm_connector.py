@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -34,6 +35,19 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def free_port_pair() -> int:
+    """Returns the first of two free ports, one after the other."""
+    for _ in range(100):
+        port = free_port()
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no two free ports")
 
 
 def has_ipv6() -> bool:
@@ -616,11 +630,13 @@ def test_a_step_returns_before_its_transfers(decode):
 @pytest.fixture
 def stages() -> Iterator[list[EngineProcess]]:
     """The prefill workers of two stages on one host, which have ports one after the other."""
-    port = {PORT: str(free_port()), EXPIRY: "1"}
-    started = [EngineProcess(port, stage=stage, stages=2) for stage in range(2)]
-    yield started
-    for each in started:
-        each.end()
+    port = {PORT: str(free_port_pair()), EXPIRY: "1"}
+    with contextlib.ExitStack() as stack:
+        started = []
+        for stage in range(2):
+            started.append(EngineProcess(port, stage=stage, stages=2))
+            stack.callback(started[-1].end)
+        yield started
 
 
 @pytest.fixture
