@@ -37,12 +37,12 @@ const METADATA: ListenOptions =
 #[derive(Debug)]
 pub struct Master {
     front: Arc<Front>,
-    reign: Option<Reign>,
+    mode: Option<Mode>,
 }
 
 /// Who decides when this master serves.
 #[derive(Debug)]
-enum Reign {
+enum Mode {
     /// A single master serves from its start to its end.
     Single(Term),
     /// One of several masters serves while it leads.
@@ -72,8 +72,8 @@ impl Master {
     ///
     /// Cancel-safe.
     pub async fn ended(&self) -> Error {
-        match &self.reign {
-            Some(Reign::Member(director)) => director.cluster().ended().await,
+        match &self.mode {
+            Some(Mode::Member(director)) => director.cluster().ended().await,
             _ => match self.front.service() {
                 Some(service) => service.ended().await,
                 None => std::future::pending().await,
@@ -85,9 +85,9 @@ impl Master {
     ///
     /// Not cancel-safe: if the future is dropped, the master ends at once.
     pub async fn stop(mut self) {
-        let term = match self.reign.take() {
-            Some(Reign::Single(term)) => Some(term),
-            Some(Reign::Member(director)) => {
+        let term = match self.mode.take() {
+            Some(Mode::Single(term)) => Some(term),
+            Some(Mode::Member(director)) => {
                 // A leader ends its term, and gives its lease back.
                 let ended = tokio::task::spawn_blocking(|| drop(director));
                 let _ = ended.await;
@@ -169,11 +169,11 @@ async fn start_in(
     let advertised = advertised.transpose()?;
     let front = Arc::new(Front::new(config, clock.clone(), addresses, unix_name, events));
     let config = front.config();
-    let reign = match advertised {
+    let mode = match advertised {
         None => {
             let service = open_service(config, clock, directory).await?;
             front.set_up(&service, QuotaSource::File)?;
-            Reign::Single(front.begin_term(service, None)?)
+            Mode::Single(front.begin_term(service, None)?)
         }
         Some(address) => {
             let front = front.clone();
@@ -181,7 +181,7 @@ async fn start_in(
             let started = tokio::task::spawn_blocking(move || {
                 Director::start(front.clone(), front.config(), address)
             });
-            Reign::Member(started.await.map_err(|source| {
+            Mode::Member(started.await.map_err(|source| {
                 Error::internal("the start of a member panicked").caused_by(source)
             })??)
         }
@@ -197,7 +197,7 @@ async fn start_in(
         front.spawn(admin::metadata::serve(listener, store, stop));
     }
     front.spawn(listen::serve_tcp(rpc, front.clone()));
-    Ok(Master { front, reign: Some(reign) })
+    Ok(Master { front, mode: Some(mode) })
 }
 
 /// Creates the service, from the log if the configuration has one.

@@ -49,7 +49,7 @@ pub(crate) struct Director {
 }
 
 #[derive(Debug)]
-struct Conductor {
+struct MemberThread {
     cluster: Arc<Cluster>,
     front: Arc<Front>,
     directory: Arc<Directory>,
@@ -83,7 +83,7 @@ impl Director {
         );
         front.set_cluster(Arc::clone(&cluster));
         let is_ended = Arc::new(AtomicBool::new(false));
-        let mut work = Conductor {
+        let mut work = MemberThread {
             cluster: Arc::clone(&cluster),
             front,
             directory,
@@ -121,7 +121,7 @@ impl Drop for Director {
     }
 }
 
-impl Conductor {
+impl MemberThread {
     fn run(&mut self, membership: Membership) -> Result<()> {
         let mut membership = membership;
         while !self.is_ended() {

@@ -3,6 +3,8 @@
 
 use mooncake_base::{Error, ErrorCode, Result};
 
+use super::LogSync;
+
 /// The first bytes of every file.
 const MAGIC: [u8; 8] = *b"MOONLOG\n";
 /// The format version, raised when an older master cannot read newer files. A file of each version
@@ -35,6 +37,16 @@ pub(super) enum Synced {
     Always,
     /// Anything, and memory may have been reused since: the file is of no use then.
     Never,
+}
+
+impl From<LogSync> for Synced {
+    fn from(sync: LogSync) -> Self {
+        match sync {
+            LogSync::Always => Self::Always,
+            LogSync::Interval(_) => Self::AtInterval,
+            LogSync::Never => Self::Never,
+        }
+    }
 }
 
 /// The header of a file.

@@ -194,7 +194,7 @@ impl Snapshot {
 
 /// Appends the effects behind the space for a frame head, in frames of a few mebibytes: the head of a
 /// snapshot may be larger than a frame that is read. Returns the bytes written.
-fn append_frames(file: &dyn LogFile, bytes: &mut [u8]) -> io::Result<u64> {
+pub(super) fn append_frames(file: &dyn LogFile, bytes: &mut [u8]) -> io::Result<u64> {
     if bytes.len() <= PAYLOAD_TARGET {
         frame::seal(bytes, 0, 0);
         file.append(bytes)?;

@@ -17,9 +17,10 @@ use mooncake_base::{Error, ErrorCode, Result};
 use super::{
     Directory, Journal, LOG_BYTES_MAX, LogFile, LogSync, RecoveredJournal,
     directory::{UNFINISHED, file_error, file_name},
-    frame::{self, FRAME_BYTES, Frame, HEADER_BYTES, Header, Kind, Synced},
+    frame::{self, FRAME_BYTES, Frame, HEADER_BYTES, Header, Kind},
     level::{self, RecordLevel},
     recovery::{self, Recovered, SNAPSHOT_END},
+    snapshot::append_frames,
 };
 use crate::state::{DecodeError, Effect, Image};
 
@@ -383,11 +384,14 @@ impl Compaction {
             let header = header.encode();
             file.append(&header)?;
             let mut length = header.len() as u64;
+            let mut bytes = vec![0; FRAME_BYTES];
             recovered.image.encode(SLICE_OBJECTS, |effects| -> io::Result<()> {
                 if is_cancelled() {
                     return Err(io::ErrorKind::Interrupted.into());
                 }
-                length += append_effects(&*file, effects)?;
+                bytes.truncate(FRAME_BYTES);
+                bytes.extend_from_slice(effects);
+                length += append_frames(&*file, &mut bytes)?;
                 Ok(())
             })?;
             let mut end = [0; FRAME_BYTES];
@@ -402,19 +406,6 @@ impl Compaction {
         directory.remove_before(self.number)?;
         Ok(length)
     }
-}
-
-/// Appends effects in frames of a few mebibytes. Returns the bytes written.
-fn append_effects(file: &dyn LogFile, effects: &[u8]) -> io::Result<u64> {
-    let mut written = 0;
-    for part in Effect::split(effects, frame::PAYLOAD_TARGET) {
-        let mut bytes = vec![0; FRAME_BYTES];
-        bytes.extend_from_slice(part);
-        frame::seal(&mut bytes, 0, 0);
-        file.append(&bytes)?;
-        written += bytes.len() as u64;
-    }
-    Ok(written)
 }
 
 fn replay(image: &mut Image, effects: &[u8]) -> Result<(), DecodeError> {
@@ -432,13 +423,8 @@ fn header(
     kind: Kind,
     number: u64,
 ) -> Header {
-    let synced = match sync {
-        LogSync::Always => Synced::Always,
-        LogSync::Interval(_) => Synced::AtInterval,
-        LogSync::Never => Synced::Never,
-    };
     let boot = directory.disk().boot_id();
-    Header { timeline_id, boot, ..Header::new(kind, synced, number) }
+    Header { timeline_id, boot, ..Header::new(kind, sync.into(), number) }
 }
 
 /// Makes the next file, with nothing but a header.

@@ -12,7 +12,7 @@ use super::{
     Journal, LOG_BYTES_MAX, LogSync, NOTHING_WAITS, NewFile, OnLogFailure, Writer,
     directory::{file_error, file_name},
     disk::LogFile,
-    frame::{self, Header, Kind, Synced},
+    frame::{self, Header, Kind},
     queue::Batch,
 };
 
@@ -123,12 +123,8 @@ impl Journal {
     }
 
     pub(super) fn header(&self, kind: Kind, number: u64, timeline_id: [u8; 16]) -> Header {
-        let synced = match self.sync {
-            LogSync::Always => Synced::Always,
-            LogSync::Interval(_) => Synced::AtInterval,
-            LogSync::Never => Synced::Never,
-        };
-        Header { timeline_id, boot: self.boot, ..Header::new(kind, synced, number) }
+        let header = Header::new(kind, self.sync.into(), number);
+        Header { timeline_id, boot: self.boot, ..header }
     }
 
     /// Handles a failure of the disk, before anything is answered that is not in the log. If the
