@@ -85,6 +85,7 @@ check-shape: setup ## Check dependencies, file sizes and the rules of docs/archi
 .PHONY: check-fresh
 check-fresh: setup ## Check that generated files are up to date
 	cargo test $(RUST_TESTED) --quiet --test fresh
+	@$(BIN)/python scripts/generate_native_calls.py --check
 	@$(BIN)/python scripts/generate_blocking_api.py --check
 	@$(BIN)/python scripts/generate_engine_versions.py --check
 
@@ -112,8 +113,9 @@ format: setup ## Format Rust and Python
 	$(BIN)/ruff format $(PYTHON_SOURCES)
 
 .PHONY: generate
-generate: setup ## Write the wire code, the reference pages and the blocking Python API
+generate: setup ## Write the wire code, the reference pages, the Python API that is generated
 	cargo run --locked --quiet -p mooncake-codegen
+	@$(BIN)/python scripts/generate_native_calls.py
 	@$(BIN)/python scripts/generate_blocking_api.py
 	@$(BIN)/python scripts/generate_engine_versions.py
 

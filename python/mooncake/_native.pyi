@@ -9,7 +9,6 @@ from os import PathLike
 from typing import (
     Any,
     Generic,
-    Literal,
     SupportsIndex,
     TypeAlias,
     TypeVar,
@@ -392,41 +391,6 @@ class Pending:
     def take(self) -> Sequence[tuple[int, Any]]:
         """Take the delivered outcomes: the number of each call, and its value or its exception."""
 
-    def put(
-        self,
-        keys: _Keys,
-        values: _Values,
-        *,
-        options: _Options = None,
-        is_upsert: bool = False,
-        if_absent: _Keys | AbsentSuffixes | None = None,
-    ) -> Begun[_List[bool | MooncakeError]]:
-        """Begin what `Store.put` does. The memory is held until the outcome is taken."""
-
-    @overload
-    def get(
-        self, keys: _Keys, *, as_bytes: Literal[True], lease: bool = True
-    ) -> Begun[_List[bytes | MooncakeError]]: ...
-    @overload
-    def get(
-        self, keys: _Keys, *, as_bytes: Literal[False] = False, lease: bool = True
-    ) -> Begun[_List[Buffer | MooncakeError]]:
-        """Begin to get objects as buffers, or as bytes, which `take` copies."""
-
-    def read_into(
-        self, keys: _Keys, buffers: Sequence[_Readable], *, lease: bool = True
-    ) -> Begun[_List[int | MooncakeError]]:
-        """Begin what `Store.read_into` does. The memory is held until the outcome is taken."""
-
-    def locate(self, keys: _Keys, *, lease: bool = True) -> Begun[_List[Located | MooncakeError]]:
-        """Begin what `Store.locate` does."""
-
-    def read_located(self, located: Located, offset: int, length: int) -> Begun[bytes]:
-        """Begin what `Store.read_located` does."""
-
-    def read_located_into(self, located: Located, offset: int, buffer: _Readable) -> Begun[int]:
-        """Begin what `Store.read_located_into` does. The memory is held until it is taken."""
-
     def read_grids(
         self,
         keys: _Keys,
@@ -437,6 +401,41 @@ class Pending:
         tag: str = "",
     ) -> Begun[_List[tuple[int, int, str] | MooncakeError]]:
         """Begin what `read_grids` does; hold `owner`, whose memory it is, until it is taken."""
+
+    # Generated from `Store` by scripts/generate_native_calls.py, to the end of the class
+
+    def put(
+        self,
+        keys: _Keys,
+        values: _Values,
+        *,
+        options: _Options = None,
+        is_upsert: bool = False,
+        if_absent: _Keys | AbsentSuffixes | None = None,
+    ) -> Begun[_List[bool | MooncakeError]]:
+        """Begin what `Store.put` does. The memory is held until it is taken."""
+
+    def get(self, keys: _Keys, *, lease: bool = True) -> Begun[_List[bytes | MooncakeError]]:
+        """Begin what `Store.get` does."""
+
+    def get_buffers(
+        self, keys: _Keys, *, is_signed: bool = False, lease: bool = True
+    ) -> Begun[_List[Buffer | MooncakeError]]:
+        """Begin what `Store.get_buffers` does."""
+
+    def read_into(
+        self, keys: _Keys, buffers: Sequence[_Readable], *, lease: bool = True
+    ) -> Begun[_List[int | MooncakeError]]:
+        """Begin what `Store.read_into` does. The memory is held until it is taken."""
+
+    def locate(self, keys: _Keys, *, lease: bool = True) -> Begun[_List[Located | MooncakeError]]:
+        """Begin what `Store.locate` does."""
+
+    def read_located(self, located: Located, offset: int, length: int) -> Begun[bytes]:
+        """Begin what `Store.read_located` does."""
+
+    def read_located_into(self, located: Located, offset: int, buffer: _Readable) -> Begun[int]:
+        """Begin what `Store.read_located_into` does. The memory is held until it is taken."""
 
     def exists(
         self, keys: _Keys, *, lease: bool = True, prefetch: bool = False
@@ -477,11 +476,6 @@ class Pending:
     ) -> Begun[tuple[int, int, int, int]]:
         """Begin what `Store.remove_matching` does."""
 
-    def list(
-        self, *, prefix: bytes = ..., after: bytes | None = None, limit: int = 0
-    ) -> Begun[tuple[Sequence[tuple[bytes, int, bool, int, int]], bool]]:
-        """Begin what `Store.list` does."""
-
     def segments(self) -> Begun[Sequence[dict[str, Any]]]:
         """Begin what `Store.segments` does."""
 
@@ -493,7 +487,7 @@ class Pending:
 
     def replicas(
         self, keys: _Keys, *, lease: bool = True
-    ) -> Begun[Sequence[_List[dict[str, Any]] | MooncakeError]]:
+    ) -> Begun[_List[_List[dict[str, Any]] | MooncakeError]]:
         """Begin what `Store.replicas` does."""
 
     def copy_object(self, key: _Key, targets: Sequence[str]) -> Begun[tuple[int, int]]:
@@ -520,6 +514,11 @@ class Pending:
 
     def cancel_drain(self, job_id: tuple[int, int]) -> Begun[dict[str, Any]]:
         """Begin what `Store.cancel_drain` does."""
+
+    def list(
+        self, *, prefix: bytes = ..., after: bytes | None = None, limit: int = 0
+    ) -> Begun[tuple[Sequence[tuple[bytes, int, bool, int, int]], bool]]:
+        """Begin what `Store.list` does."""
 
 @final
 class PutOptions:
@@ -716,24 +715,6 @@ class Store:
     def close(self) -> None:
         """Leave the pool. Idempotent."""
 
-    def put(
-        self,
-        keys: _Keys,
-        values: _Values,
-        *,
-        options: _Options = None,
-        is_upsert: bool = False,
-        if_absent: _Keys | AbsentSuffixes | None = None,
-    ) -> list[bool | MooncakeError]:
-        """Put values: true where the value was stored, false where an existing object was kept.
-
-        A value is a contiguous buffer, or a list or tuple of buffers that make up one object. The
-        memory is read in place during the call. If an object of `if_absent` is readable, nothing is
-        put, and each outcome is an `AlreadyExistsError`; a batch that takes several calls makes the
-        check in each. With `AbsentSuffixes` that is the outcome of the items beside which there is
-        such an object.
-        """
-
     def put_versions(
         self,
         keys: _Keys,
@@ -750,14 +731,6 @@ class Store:
     ) -> list[bool | MooncakeError]:
         """Put values from ``(address, length)`` ranges."""
 
-    def get(self, keys: _Keys, *, lease: bool = True) -> list[bytes | MooncakeError]:
-        """Get objects as bytes; lease them unless `lease` is false."""
-
-    def get_buffers(
-        self, keys: _Keys, *, is_signed: bool = False, lease: bool = True
-    ) -> list[Buffer | MooncakeError]:
-        """Get objects as buffers of unsigned (format B) or signed (format b) bytes."""
-
     def get_into(
         self, keys: _Keys, ranges: _Ranges, *, is_exact: bool = False, lease: bool = True
     ) -> list[int | MooncakeError]:
@@ -765,20 +738,6 @@ class Store:
 
         With `is_exact` the memory must be exactly as large as the object.
         """
-
-    def read_into(
-        self, keys: _Keys, buffers: Sequence[_Readable], *, lease: bool = True
-    ) -> list[int | MooncakeError]:
-        """Get objects into writable buffers, one for each key; return their lengths."""
-
-    def locate(self, keys: _Keys, *, lease: bool = True) -> list[Located | MooncakeError]:
-        """Locate objects, to read ranges of them; lease them unless `lease` is false."""
-
-    def read_located(self, located: Located, offset: int, length: int) -> bytes:
-        """Read a range of a located object."""
-
-    def read_located_into(self, located: Located, offset: int, buffer: _Readable) -> int:
-        """Read a range of a located object into a writable buffer; return the buffer's length."""
 
     def get_parts(
         self,
@@ -834,117 +793,11 @@ class Store:
     def end_writes(self, keys: _Keys, *, is_revoked: bool = False) -> list[bool | MooncakeError]:
         """Make written objects readable, or give their space back."""
 
-    def replicas(
-        self, keys: _Keys, *, lease: bool = True
-    ) -> list[list[dict[str, Any]] | MooncakeError]:
-        """Describe the copies of objects; lease the objects unless `lease` is false.
-
-        Returns:
-            For each copy ``replica``, ``segment_id``, ``segment``, ``endpoint``, ``address`` (in
-            its owner's process) and ``size``.
-        """
-
-    def copy_object(self, key: _Key, targets: Sequence[str]) -> tuple[int, int]:
-        """Create a task that copies an object to more segments; return its id."""
-
-    def move_object(self, key: _Key, source: str, target: str) -> tuple[int, int]:
-        """Create a task that moves a copy of an object to another segment; return its id."""
-
-    def task(self, task_id: tuple[int, int]) -> dict[str, Any]:
-        """Return the state of a task.
-
-        Returns:
-            ``id``, ``kind``, ``status``, ``created_at_ms``, ``updated_at_ms``, ``client`` and
-            ``message``.
-        """
-
     def clear_replicas(self, keys: _Keys, *, segment: str = ...) -> list[bool | MooncakeError]:
         """Drop the copies in segments of that name, or all; return whether a copy was dropped."""
 
-    def drain(
-        self,
-        segments: Sequence[str],
-        *,
-        targets: Sequence[str] = ...,
-        concurrency: int = 0,
-        may_evict: bool = False,
-    ) -> dict[str, Any]:
-        """Start a drain of segments into the targets, or anywhere; return its state."""
-
-    def drain_info(self, job_id: tuple[int, int]) -> dict[str, Any]:
-        """Return the state of a drain."""
-
-    def cancel_drain(self, job_id: tuple[int, int]) -> dict[str, Any]:
-        """Cancel a drain; its segments accept objects again."""
-
-    def exists(
-        self, keys: _Keys, *, lease: bool = True, prefetch: bool = False
-    ) -> list[bool | MooncakeError]:
-        """Return which objects exist and are complete; lease them unless `lease` is false.
-
-        With `prefetch` the pool brings objects into memory that only a disk has. The call does not
-        wait for that.
-        """
-
-    def exists_or_suffixed(
-        self, keys: _Keys, suffixes: Sequence[bytes]
-    ) -> list[int | MooncakeError]:
-        """Look for objects with the keys, or else with keys that are these with a suffix.
-
-        Return 1 for an object with the key itself, else the sum of ``2 << n`` for each suffix
-        ``n``. Lease none.
-        """
-
     def presence(self, keys: _Keys, *, lease: bool = True, prefetch: bool = False) -> _Numbers:
         """Do what `exists` does, with numbers: 1, 0 or an error code; and the last failure."""
-
-    def sizes(self, keys: _Keys, *, lease: bool = True) -> list[int | MooncakeError]:
-        """Return the lengths of objects; lease them unless `lease` is false."""
-
-    def describe(self, keys: _Keys) -> list[dict[str, Any] | MooncakeError]:
-        """Return what the master knows of objects: version, size, expiry, tags and pins."""
-
-    def set_expiry(self, keys: _Keys, ttl_ms: int | None) -> list[bool | MooncakeError]:
-        """Let objects expire after a time from now; None: never."""
-
-    def remove(
-        self,
-        keys: _Keys,
-        *,
-        force: bool = False,
-        spare_pinned: bool = False,
-        if_version: int | None = None,
-    ) -> list[bool | MooncakeError]:
-        """Remove objects, or those that have a version; with `force` also leased ones."""
-
-    def remove_matching(
-        self,
-        *,
-        regex: str | None = None,
-        prefix: bytes | None = None,
-        force: bool = False,
-        spare_pinned: bool = False,
-    ) -> tuple[int, int, int, int]:
-        """Remove all objects, or those that a regex or a prefix selects.
-
-        Returns:
-            Number of removed ones, and of those that stayed: leased, hard-pinned, being copied.
-        """
-
-    def list(
-        self, *, prefix: bytes = ..., after: bytes | None = None, limit: int = 0
-    ) -> tuple[Sequence[tuple[bytes, int, bool, int, int]], bool]:
-        """Return a page of a listing, and whether it is the last one.
-
-        Returns:
-            Key, length, whether it is complete, replicas, and how many of them are on disks.
-        """
-
-    def segments(self) -> Sequence[dict[str, Any]]:
-        """Return the segments of the pool."""
-
-    def status(self) -> dict[str, Any]:
-        """Return the status of the master."""
 
     def metrics(self) -> dict[str, Any]:
         """Return the counters of this client."""
@@ -955,9 +808,6 @@ class Store:
     @property
     def http_address(self) -> str | None:
         """Address of the HTTP server for health and metrics, as ``host:port``."""
-
-    def health(self) -> None:
-        """Raise unless the master answers and knows this client."""
 
     def register_buffer(self, address: int, length: int) -> None:
         """Register memory of this process for peers. Touches no page."""
@@ -996,6 +846,157 @@ class Store:
     @property
     def is_closed(self) -> bool:
         """True if the store was closed, or opened before this process was forked."""
+
+    # Calls of `Pending` and of event loops, too: `make generate` writes them again.
+
+    def put(
+        self,
+        keys: _Keys,
+        values: _Values,
+        *,
+        options: _Options = None,
+        is_upsert: bool = False,
+        if_absent: _Keys | AbsentSuffixes | None = None,
+    ) -> list[bool | MooncakeError]:
+        """Put values: true where the value was stored, false where an existing object was kept.
+
+        A value is a contiguous buffer, or a list or tuple of buffers that make up one object. The
+        memory is read in place during the call. If an object of `if_absent` is readable, nothing is
+        put, and each outcome is an `AlreadyExistsError`; a batch that takes several calls makes the
+        check in each. With `AbsentSuffixes` that is the outcome of the items beside which there is
+        such an object.
+        """
+
+    def get(self, keys: _Keys, *, lease: bool = True) -> list[bytes | MooncakeError]:
+        """Get objects as bytes; lease them unless `lease` is false."""
+
+    def get_buffers(
+        self, keys: _Keys, *, is_signed: bool = False, lease: bool = True
+    ) -> list[Buffer | MooncakeError]:
+        """Get objects as buffers of unsigned (format B) or signed (format b) bytes."""
+
+    def read_into(
+        self, keys: _Keys, buffers: Sequence[_Readable], *, lease: bool = True
+    ) -> list[int | MooncakeError]:
+        """Get objects into writable buffers, one for each key; return their lengths."""
+
+    def locate(self, keys: _Keys, *, lease: bool = True) -> list[Located | MooncakeError]:
+        """Locate objects, to read ranges of them; lease them unless `lease` is false."""
+
+    def read_located(self, located: Located, offset: int, length: int) -> bytes:
+        """Read a range of a located object."""
+
+    def read_located_into(self, located: Located, offset: int, buffer: _Readable) -> int:
+        """Read a range of a located object into a writable buffer; return the buffer's length."""
+
+    def exists(
+        self, keys: _Keys, *, lease: bool = True, prefetch: bool = False
+    ) -> list[bool | MooncakeError]:
+        """Return which objects exist and are complete; lease them unless `lease` is false.
+
+        With `prefetch` the pool brings objects into memory that only a disk has. The call does not
+        wait for that.
+        """
+
+    def exists_or_suffixed(
+        self, keys: _Keys, suffixes: Sequence[bytes]
+    ) -> list[int | MooncakeError]:
+        """Look for objects with the keys, or else with keys that are these with a suffix.
+
+        Return 1 for an object with the key itself, else the sum of ``2 << n`` for each suffix
+        ``n``. Lease none.
+        """
+
+    def sizes(self, keys: _Keys, *, lease: bool = True) -> list[int | MooncakeError]:
+        """Return the lengths of objects; lease them unless `lease` is false."""
+
+    def describe(self, keys: _Keys) -> list[dict[str, Any] | MooncakeError]:
+        """Return what the master knows of objects: version, size, expiry, tags and pins."""
+
+    def set_expiry(self, keys: _Keys, ttl_ms: int | None) -> list[bool | MooncakeError]:
+        """Let objects expire after a time from now; None: never."""
+
+    def remove(
+        self,
+        keys: _Keys,
+        *,
+        force: bool = False,
+        spare_pinned: bool = False,
+        if_version: int | None = None,
+    ) -> list[bool | MooncakeError]:
+        """Remove objects, or those that have a version; with `force` also leased ones."""
+
+    def remove_matching(
+        self,
+        *,
+        regex: str | None = None,
+        prefix: bytes | None = None,
+        force: bool = False,
+        spare_pinned: bool = False,
+    ) -> tuple[int, int, int, int]:
+        """Remove all objects, or those that a regex or a prefix selects.
+
+        Returns:
+            Number of removed ones, and of those that stayed: leased, hard-pinned, being copied.
+        """
+
+    def segments(self) -> Sequence[dict[str, Any]]:
+        """Return the segments of the pool."""
+
+    def status(self) -> dict[str, Any]:
+        """Return the status of the master."""
+
+    def health(self) -> None:
+        """Raise unless the master answers and knows this client."""
+
+    def replicas(
+        self, keys: _Keys, *, lease: bool = True
+    ) -> list[list[dict[str, Any]] | MooncakeError]:
+        """Describe the copies of objects; lease the objects unless `lease` is false.
+
+        Returns:
+            For each copy ``replica``, ``segment_id``, ``segment``, ``endpoint``, ``address`` (in
+            its owner's process) and ``size``.
+        """
+
+    def copy_object(self, key: _Key, targets: Sequence[str]) -> tuple[int, int]:
+        """Create a task that copies an object to more segments; return its id."""
+
+    def move_object(self, key: _Key, source: str, target: str) -> tuple[int, int]:
+        """Create a task that moves a copy of an object to another segment; return its id."""
+
+    def task(self, task_id: tuple[int, int]) -> dict[str, Any]:
+        """Return the state of a task.
+
+        Returns:
+            ``id``, ``kind``, ``status``, ``created_at_ms``, ``updated_at_ms``, ``client`` and
+            ``message``.
+        """
+
+    def drain(
+        self,
+        segments: Sequence[str],
+        *,
+        targets: Sequence[str] = ...,
+        concurrency: int = 0,
+        may_evict: bool = False,
+    ) -> dict[str, Any]:
+        """Start a drain of segments into the targets, or anywhere; return its state."""
+
+    def drain_info(self, job_id: tuple[int, int]) -> dict[str, Any]:
+        """Return the state of a drain."""
+
+    def cancel_drain(self, job_id: tuple[int, int]) -> dict[str, Any]:
+        """Cancel a drain; its segments accept objects again."""
+
+    def list(
+        self, *, prefix: bytes = ..., after: bytes | None = None, limit: int = 0
+    ) -> tuple[Sequence[tuple[bytes, int, bool, int, int]], bool]:
+        """Return a page of a listing, and whether it is the last one.
+
+        Returns:
+            Key, length, whether it is complete, replicas, and how many of them are on disks.
+        """
 
 def at_exit() -> None:
     """Refuse new calls of other threads and close every store and engine. To be called at exit."""

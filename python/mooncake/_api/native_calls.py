@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
-from mooncake._api.types import Key
-from mooncake._hints import Readable, asyncio
-from mooncake._runtime import Buffer, PutOptions, _native
-from mooncake.errors import MooncakeError
+from mooncake._api.async_calls import AsyncCalls
+from mooncake._hints import asyncio
+from mooncake._runtime import _native
 
 __all__ = [
     "AsyncNative",
@@ -27,9 +26,7 @@ __all__ = [
 
 T = TypeVar("T")
 P = ParamSpec("P")
-Keys: TypeAlias = Sequence[Key]
 
-_List: TypeAlias = list
 Native: TypeAlias = _native.Store
 """The native store, whose calls block."""
 
@@ -78,11 +75,8 @@ def blocking(native: Native | AsyncNative) -> Native:
     return native.limited() if isinstance(native, AsyncNative) else native
 
 
-class AsyncNative:
-    """The calls of a native store as coroutines of any number of event loops.
-
-    The methods have the names, arguments and results of the native store.
-    """
+class AsyncNative(AsyncCalls):
+    """The calls of a native store as coroutines of any number of event loops."""
 
     __slots__ = ("__weakref__", "_loops", "_timeout_s", "store")
 
@@ -144,174 +138,6 @@ class AsyncNative:
     def metrics_text(self) -> str:
         """Return the counters as Prometheus text."""
         return self.opened().metrics_text()
-
-    async def put(
-        self,
-        keys: Keys,
-        values: Sequence[Readable | Sequence[Readable]],
-        *,
-        options: PutOptions | None = None,
-        is_upsert: bool = False,
-        if_absent: _native.AbsentSuffixes | None = None,
-    ) -> list[bool | MooncakeError]:
-        """Put values."""
-        return await self.outcome_of(
-            lambda calls: calls.put(
-                keys, values, options=options, is_upsert=is_upsert, if_absent=if_absent
-            )
-        )
-
-    async def get(self, keys: Keys, *, lease: bool = True) -> list[bytes | MooncakeError]:
-        """Get objects as bytes, which the loop's thread copies."""
-        return await self.outcome_of(lambda calls: calls.get(keys, as_bytes=True, lease=lease))
-
-    async def get_buffers(self, keys: Keys, *, lease: bool = True) -> list[Buffer | MooncakeError]:
-        """Get objects as buffers."""
-        return await self.outcome_of(lambda calls: calls.get(keys, lease=lease))
-
-    async def read_into(
-        self, keys: Keys, buffers: Sequence[Readable], *, lease: bool = True
-    ) -> list[int | MooncakeError]:
-        """Get objects into writable memory; return their lengths."""
-        return await self.outcome_of(lambda calls: calls.read_into(keys, buffers, lease=lease))
-
-    async def locate(
-        self, keys: Keys, *, lease: bool = True
-    ) -> list[_native.Located | MooncakeError]:
-        """Locate objects, to read ranges of them."""
-        return await self.outcome_of(lambda calls: calls.locate(keys, lease=lease))
-
-    async def read_located(self, located: _native.Located, offset: int, length: int) -> bytes:
-        """Read a range of a located object."""
-        return await self.outcome_of(lambda calls: calls.read_located(located, offset, length))
-
-    async def read_located_into(
-        self, located: _native.Located, offset: int, buffer: Readable
-    ) -> int:
-        """Read a range of a located object into writable memory."""
-        return await self.outcome_of(lambda calls: calls.read_located_into(located, offset, buffer))
-
-    async def exists(
-        self, keys: Keys, *, lease: bool = True, prefetch: bool = False
-    ) -> list[bool | MooncakeError]:
-        """Return which objects exist."""
-        return await self.outcome_of(
-            lambda calls: calls.exists(keys, lease=lease, prefetch=prefetch)
-        )
-
-    async def exists_or_suffixed(
-        self, keys: Keys, suffixes: Sequence[bytes]
-    ) -> _List[int | MooncakeError]:
-        """Look for objects with the keys, or else with keys that are these with a suffix."""
-        return await self.outcome_of(lambda calls: calls.exists_or_suffixed(keys, suffixes))
-
-    async def sizes(self, keys: Keys, *, lease: bool = True) -> list[int | MooncakeError]:
-        """Return the lengths of objects."""
-        return await self.outcome_of(lambda calls: calls.sizes(keys, lease=lease))
-
-    async def describe(self, keys: Keys) -> _List[dict[str, Any] | MooncakeError]:
-        """Return what the master knows of objects."""
-        return await self.outcome_of(lambda calls: calls.describe(keys))
-
-    async def set_expiry(self, keys: Keys, ttl_ms: int | None) -> _List[bool | MooncakeError]:
-        """Let objects expire after a time from now, or never."""
-        return await self.outcome_of(lambda calls: calls.set_expiry(keys, ttl_ms))
-
-    async def remove(
-        self,
-        keys: Keys,
-        *,
-        force: bool = False,
-        spare_pinned: bool = False,
-        if_version: int | None = None,
-    ) -> _List[bool | MooncakeError]:
-        """Remove objects, or those that have a version."""
-        return await self.outcome_of(
-            lambda calls: calls.remove(
-                keys, force=force, spare_pinned=spare_pinned, if_version=if_version
-            )
-        )
-
-    async def remove_matching(
-        self,
-        *,
-        regex: str | None = None,
-        prefix: bytes | None = None,
-        force: bool = False,
-        spare_pinned: bool = False,
-    ) -> tuple[int, int, int, int]:
-        """Remove all objects, or those that a prefix or a regular expression selects.
-
-        Returns:
-            Numbers of objects: removed, and left because they are leased, hard-pinned or being
-            copied.
-        """
-        return await self.outcome_of(
-            lambda calls: calls.remove_matching(
-                regex=regex, prefix=prefix, force=force, spare_pinned=spare_pinned
-            )
-        )
-
-    async def list(
-        self, *, prefix: bytes = b"", after: bytes | None = None, limit: int = 0
-    ) -> tuple[Sequence[tuple[bytes, int, bool, int, int]], bool]:
-        """Return a page of a listing."""
-        return await self.outcome_of(
-            lambda calls: calls.list(prefix=prefix, after=after, limit=limit)
-        )
-
-    async def replicas(
-        self, keys: Keys, *, lease: bool = True
-    ) -> Sequence[_List[dict[str, Any]] | MooncakeError]:
-        """Describe the copies of objects."""
-        return await self.outcome_of(lambda calls: calls.replicas(keys, lease=lease))
-
-    async def copy_object(self, key: Key, targets: Sequence[str]) -> tuple[int, int]:
-        """Create a copy task; return its id."""
-        return await self.outcome_of(lambda calls: calls.copy_object(key, targets))
-
-    async def move_object(self, key: Key, source: str, target: str) -> tuple[int, int]:
-        """Create a move task; return its id."""
-        return await self.outcome_of(lambda calls: calls.move_object(key, source, target))
-
-    async def task(self, task_id: tuple[int, int]) -> dict[str, Any]:
-        """Return the state of a task."""
-        return await self.outcome_of(lambda calls: calls.task(task_id))
-
-    async def drain(
-        self,
-        segments: Sequence[str],
-        *,
-        targets: Sequence[str] = (),
-        concurrency: int = 0,
-        may_evict: bool = False,
-    ) -> dict[str, Any]:
-        """Start a drain; return its state."""
-        return await self.outcome_of(
-            lambda calls: calls.drain(
-                segments, targets=targets, concurrency=concurrency, may_evict=may_evict
-            )
-        )
-
-    async def drain_info(self, job_id: tuple[int, int]) -> dict[str, Any]:
-        """Return the state of a drain."""
-        return await self.outcome_of(lambda calls: calls.drain_info(job_id))
-
-    async def cancel_drain(self, job_id: tuple[int, int]) -> dict[str, Any]:
-        """Cancel a drain; return its state."""
-        return await self.outcome_of(lambda calls: calls.cancel_drain(job_id))
-
-    async def segments(self) -> Sequence[dict[str, Any]]:
-        """Return the segments of the pool."""
-        return await self.outcome_of(lambda calls: calls.segments())
-
-    async def status(self) -> dict[str, Any]:
-        """Return the status of the master."""
-        return await self.outcome_of(lambda calls: calls.status())
-
-    async def health(self) -> None:
-        """Raise unless the master answers and knows this client."""
-        await self.outcome_of(lambda calls: calls.health())
 
     async def close(self) -> None:
         """Wait for the calls of this loop that are in flight, and close the store."""

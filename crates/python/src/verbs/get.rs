@@ -75,15 +75,25 @@ impl Store {
 
 #[pymethods]
 impl Pending {
-    /// Begins to get objects, as bytes or as buffers.
-    #[pyo3(signature = (keys, *, as_bytes = false, lease = true))]
-    fn get(&self, py: Python<'_>, keys: Keys<'_>, as_bytes: bool, lease: bool) -> PyResult<u64> {
-        if !as_bytes {
-            return self.drive_for_keys(py, keys, move |client, names| fetch(client, names, lease));
-        }
+    /// Begins to get objects as `bytes`, which are copied when the outcome is taken.
+    #[pyo3(signature = (keys, *, lease = true))]
+    fn get(&self, py: Python<'_>, keys: Keys<'_>, lease: bool) -> PyResult<u64> {
         self.drive_for_keys(py, keys, move |client, names| {
-            fetch(client, names, lease).into_iter().map(|got| got.map(Copied)).collect()
+            let objects = fetch(client, names, false, lease);
+            objects.into_iter().map(|object| object.map(Copied)).collect()
         })
+    }
+
+    /// Begins to get objects as buffers that own their memory.
+    #[pyo3(signature = (keys, *, is_signed = false, lease = true))]
+    fn get_buffers(
+        &self,
+        py: Python<'_>,
+        keys: Keys<'_>,
+        is_signed: bool,
+        lease: bool,
+    ) -> PyResult<u64> {
+        self.drive_for_keys(py, keys, move |client, names| fetch(client, names, is_signed, lease))
     }
 }
 
@@ -130,9 +140,14 @@ impl Store {
 }
 
 /// Gets objects into buffers that own their memory.
-fn fetch(client: &Client, names: Vec<Result<ObjectKey>>, takes_lease: bool) -> Vec<Result<Buffer>> {
+fn fetch(
+    client: &Client,
+    names: Vec<Result<ObjectKey>>,
+    is_signed: bool,
+    takes_lease: bool,
+) -> Vec<Result<Buffer>> {
     let target = |length| {
-        Buffer::uninit(length, false)
+        Buffer::uninit(length, is_signed)
             .map_err(|_| Error::internal("no memory for the object").with("length", length))
     };
     let located = transfer::locate(client, names, takes_lease);
