@@ -97,6 +97,17 @@ impl Elector {
         Ok(elector)
     }
 
+    /// Checks that the threads run. Without them a lease is not renewed, and none is won.
+    ///
+    /// # Errors
+    /// A thread panicked.
+    pub fn check_threads(&self) -> Result<()> {
+        if self.threads.iter().any(JoinHandle::is_finished) {
+            return Err(Error::internal("a thread of the election panicked; see the log"));
+        }
+        Ok(())
+    }
+
     /// The role at this moment.
     pub fn role(&self) -> Role {
         self.shared.election.lock().role(SystemClock.now())

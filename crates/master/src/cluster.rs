@@ -24,12 +24,13 @@ mod supervision;
 mod views;
 
 use std::{
+    panic::{self, AssertUnwindSafe},
     sync::{Arc, atomic::AtomicU64},
     time::Duration,
 };
 
 use mooncake_base::{Clock, Error, ErrorCode, Result, SystemClock, sync::Mutex};
-use mooncake_election::{Election, Elector, History, MemberId, Timing, View};
+use mooncake_election::{Election, Elector, History, LeaseService, MemberId, Timing, View};
 use tokio::sync::oneshot;
 
 pub(crate) use self::{director::Director, shipping::LogSource};
@@ -83,11 +84,15 @@ impl Cluster {
     ///
     /// # Errors
     /// The configuration is invalid, or the state directory cannot be read or written.
-    fn join(config: &MasterConfig, address: String, membership: &Membership) -> Result<Self> {
+    fn join(
+        service: Arc<dyn LeaseService>,
+        config: &MasterConfig,
+        address: String,
+        membership: &Membership,
+    ) -> Result<Self> {
         let (seed, _) = mooncake_base::SegmentId::random().halves();
         let timing = Timing::new(config.cluster.lease_ttl)?;
         let member = MemberId::new(membership.member())?;
-        let service = backend::lease_service(config)?;
         let now = SystemClock.now();
         let mut election = Election::new(timing, member.clone(), membership.history(), seed, now);
         election.set_complete(membership.is_complete(), now);
@@ -136,6 +141,19 @@ impl Cluster {
     /// Cancel-safe.
     pub(crate) async fn ended(&self) -> Error {
         self.fatal.raised().await
+    }
+
+    /// Runs the work of a thread without which this process is no member. If it fails or panics, another
+    /// member may lead, and this process ends.
+    fn run_thread(&self, work: impl FnOnce() -> Result<()>) {
+        // What the thread had in its hands is used by nobody afterwards: the process ends.
+        let result = panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+            Err(Error::internal("a thread of this member of the cluster panicked; see the log"))
+        });
+        if let Err(error) = result {
+            self.elector.resign();
+            self.fatal.raise(error);
+        }
     }
 
     fn set_state(&self, state: MemberState) {

@@ -10,10 +10,10 @@ use std::{
 };
 
 use mooncake_base::{Clock, Error, ErrorCode, Result, SystemClock};
-use mooncake_election::{History, LeaderAddress, MemberId, Obstacle, Role, View};
+use mooncake_election::{History, LeaderAddress, LeaseService, MemberId, Obstacle, Role, View};
 
 use super::{
-    Cluster, Handover, LogSource, MemberSettings,
+    Cluster, Handover, LogSource, MemberSettings, backend,
     following::Following,
     member::Membership,
     not_leader, open_directory,
@@ -73,8 +73,17 @@ impl Director {
     /// The configuration is invalid, or the state directory cannot be used.
     pub(crate) fn start(front: Arc<Front>, config: &MasterConfig, address: String) -> Result<Self> {
         let directory = open_directory(config)?;
+        Self::start_with(backend::lease_service(config)?, front, directory, address)
+    }
+
+    fn start_with(
+        service: Arc<dyn LeaseService>,
+        front: Arc<Front>,
+        directory: Arc<Directory>,
+        address: String,
+    ) -> Result<Self> {
         let membership = Membership::open(Arc::clone(&directory))?;
-        let cluster = Arc::new(Cluster::join(config, address, &membership)?);
+        let cluster = Arc::new(Cluster::join(service, front.config(), address, &membership)?);
         tracing::info!(
             member = membership.member(),
             address = cluster.settings.address,
@@ -89,13 +98,8 @@ impl Director {
             directory,
             is_ended: Arc::clone(&is_ended),
         };
-        let run = move || {
-            if let Err(error) = work.run(membership) {
-                // Another member may lead.
-                work.cluster.elector.resign();
-                work.cluster.fatal.raise(error);
-            }
-        };
+        let shared = Arc::clone(&cluster);
+        let run = move || shared.run_thread(|| work.run(membership));
         let thread = thread::Builder::new().name("mc-cluster".to_owned()).spawn(run);
         let thread = thread.map_err(|source| {
             Error::internal("the thread of a member cannot be started").caused_by(source)
@@ -113,10 +117,9 @@ impl Drop for Director {
     fn drop(&mut self) {
         self.is_ended.store(true, Ordering::Release);
         self.cluster.elector.resign();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the thread of a member of the cluster panicked");
+        if let Some(thread) = self.thread.take() {
+            // A panic was raised as the fatal error.
+            let _ = thread.join();
         }
     }
 }
@@ -127,7 +130,7 @@ impl MemberThread {
         while !self.is_ended() {
             let log = self.open_log(&mut membership)?;
             let following = Following::start(Arc::clone(&self.cluster), log, membership)?;
-            let elected = self.wait_until_elected();
+            let elected = self.wait_until_elected()?;
             let followed = following.stop()?;
             membership = match elected {
                 Some(view) => self.lead(view, followed)?,
@@ -155,7 +158,7 @@ impl MemberThread {
     }
 
     /// Waits until this member leads; `None` at the end of the process.
-    fn wait_until_elected(&self) -> Option<View> {
+    fn wait_until_elected(&self) -> Result<Option<View>> {
         let mut last = None;
         loop {
             let is_wanted =
@@ -165,9 +168,10 @@ impl MemberThread {
             if let Some(handover) = self.cluster.handover.lock().take() {
                 refuse(handover, not_leader(None));
             }
+            elector.check_threads()?;
             match role {
-                _ if self.is_ended() => return None,
-                Role::Leader { view, .. } => return Some(view),
+                _ if self.is_ended() => return Ok(None),
+                Role::Leader { view, .. } => return Ok(Some(view)),
                 Role::Fenced { view } => elector.restart(History::UpTo(view)),
                 Role::Follower(obstacle) if last != Some(obstacle) => {
                     last = Some(obstacle);
@@ -268,6 +272,7 @@ impl MemberThread {
             if let Some(error) = service.shared().fatal().get().cloned() {
                 return Err(error);
             }
+            cluster.elector.check_threads()?;
             cluster.next_frame.store(journal.end_frame(), Ordering::Release);
             if supervision.step(cluster, journal).is_err() {
                 return Ok(EndOfTerm::Lost);
@@ -370,3 +375,6 @@ fn refuse(handover: Handover, error: Error) {
     // The caller may have gone.
     let _ = handover.reply.send(Err(error));
 }
+
+#[cfg(test)]
+mod tests;

@@ -91,7 +91,13 @@ impl Following {
 
     fn spawn(&mut self, name: &str, run: fn(&Shared)) -> Result<()> {
         let shared = Arc::clone(&self.shared);
-        let thread = thread::Builder::new().name(name.to_owned()).spawn(move || run(&shared));
+        let run = move || {
+            shared.cluster.run_thread(|| {
+                run(&shared);
+                Ok(())
+            });
+        };
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(run);
         self.threads.push(thread.map_err(|source| {
             Error::internal("a thread of the standby cannot be started").caused_by(source)
         })?);
@@ -106,8 +112,11 @@ impl Following {
         self.end();
         let shared = Arc::clone(&self.shared);
         drop(self);
-        let Shared { log, membership, .. } = Arc::into_inner(shared)
+        let Shared { cluster, log, membership, .. } = Arc::into_inner(shared)
             .ok_or_else(|| Error::internal("a thread of the standby did not end"))?;
+        if let Some(error) = cluster.fatal.get() {
+            return Err(error.clone());
+        }
         Ok((log.into_inner(), membership.into_inner()))
     }
 
@@ -122,9 +131,8 @@ impl Following {
         }
         self.shared.changed.notify_all();
         for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
-                tracing::error!("a thread of the standby panicked");
-            }
+            // A panic was raised as the fatal error.
+            let _ = thread.join();
         }
     }
 }
