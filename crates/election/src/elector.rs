@@ -7,7 +7,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use mooncake_base::{
@@ -207,7 +207,8 @@ impl Elector {
 
     /// Makes this master leader although the in-sync set does not name it; see [`Election::force`].
     pub fn force(&self) {
-        self.shared.update(Election::force);
+        let floor = View::of_clock(SystemTime::now());
+        self.shared.update(|election, now| election.force(floor, now));
     }
 
     /// Returns whether this master leads by an operator's word, although others had changes that it lacks.

@@ -26,6 +26,10 @@ const TTL_MAX: Duration = Duration::from_secs(3600);
 /// Number of own attempts whose tokens are remembered: an attempt that was given up may still win.
 const BIDS_KEPT: usize = 16;
 
+/// Distance of a forced leader's views from the last one that it knows. Leaders that it did not follow
+/// had views in between.
+const FORCED_DISTANCE: u64 = 1 << 32;
+
 /// The durations of an election.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
@@ -203,7 +207,8 @@ pub struct Election {
     view_max: View,
     /// Since when, and until when, the service was seen without a set.
     set_missing: Option<(Moment, Moment)>,
-    is_forced: bool,
+    /// An operator's word that this member leads, with a number above which its views lie.
+    forced: Option<View>,
     /// The last forced attempt disregards a set that names other members.
     overrules_others: bool,
 }
@@ -229,7 +234,7 @@ impl Election {
             to_release: None,
             view_max,
             set_missing: None,
-            is_forced: false,
+            forced: None,
             overrules_others: false,
         }
     }
@@ -355,8 +360,11 @@ impl Election {
 
     /// Makes the master leader although the in-sync set does not name it, as soon as no other leads.
     /// Changes that it does not have are lost.
-    pub fn force(&mut self, now: Moment) {
-        self.is_forced = true;
+    ///
+    /// `floor` is [`View::of_clock`]: the service may have lost its numbers, and clients and members may
+    /// know views of leaders that this member never followed.
+    pub fn force(&mut self, floor: View, now: Moment) {
+        self.forced = Some(floor);
         if matches!(self.phase, Phase::Following { .. }) && !self.is_bidding() {
             self.plan(Plan::Read, now);
         }
@@ -432,8 +440,8 @@ impl Election {
             }
             return self.wait_for_change(Obstacle::LeaderPresent, now);
         }
-        if self.is_forced {
-            let set = self.forced_set(snapshot);
+        if let Some(floor) = self.forced {
+            let set = self.forced_set(snapshot, floor);
             self.overrules_others = snapshot.in_sync.as_ref().is_some_and(|set| {
                 !set.members.is_empty()
                     && (!set.members.contains(&self.member)
@@ -475,11 +483,15 @@ impl Election {
         }
     }
 
-    /// The set that an operator asks for. Its views are above all that this member knows, whatever the
-    /// service counts from now on.
-    fn forced_set(&self, snapshot: &Snapshot) -> InSyncSet {
-        let number = snapshot.in_sync.as_ref().map_or(1, |set| set.number.saturating_add(1));
-        let view_base = self.view_max.0;
+    /// The set that an operator asks for. Its views are above all that were seen by anybody, whatever the
+    /// service counts from now on: the number of the clock is above those of other forced leaders, the
+    /// distance covers a clock that is wrong.
+    fn forced_set(&self, snapshot: &Snapshot, floor: View) -> InSyncSet {
+        let set = snapshot.in_sync.as_ref();
+        let number = set.map_or(1, |set| set.number.saturating_add(1));
+        let known = set.map_or(self.view_max, |set| self.view_max.max(set.view));
+        let base = set.map_or(0, |set| set.view_base);
+        let view_base = known.0.saturating_add(FORCED_DISTANCE).max(floor.0).max(base);
         InSyncSet { number, view_base, ..InSyncSet::founded_by(&self.member) }
     }
 
@@ -498,7 +510,7 @@ impl Election {
             return self.wait_for_change(self.obstacle, now);
         }
         self.view_max = lease.view;
-        self.is_forced = false;
+        self.forced = None;
         let renew_at = sent + self.timing.third();
         let sets = KnownSets::new(set);
         self.phase = Phase::Leading { lease, valid_until, renew_at, sets };

@@ -26,7 +26,7 @@ mod views;
 use std::{
     panic::{self, AssertUnwindSafe},
     sync::{Arc, atomic::AtomicU64},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use mooncake_base::{Clock, Error, ErrorCode, Result, SystemClock, sync::Mutex};
@@ -100,7 +100,7 @@ impl Cluster {
             tracing::warn!(
                 "--force_leader: this master leads as soon as no other does; changes that it lacks are lost"
             );
-            election.force(now);
+            election.force(View::of_clock(SystemTime::now()), now);
         }
         let elector = Elector::start(service, election)?;
         let settings = MemberSettings {

@@ -48,6 +48,14 @@ fn is_leader(election: &Election, now: Moment) -> bool {
     matches!(election.role(now), Role::Leader { .. })
 }
 
+#[track_caller]
+fn view_of_leader(election: &Election, now: Moment) -> View {
+    match election.role(now) {
+        Role::Leader { view, .. } => view,
+        other => panic!("not a leader: {other:?}"),
+    }
+}
+
 #[test]
 fn member_of_the_set_leads_until_its_lease_is_over() {
     let mut service = service_with(&["a", "b"]);
@@ -114,10 +122,43 @@ fn lost_set_of_a_cluster_with_history_elects_nobody() {
         }
     }
     // The operator's word; the view is above that of the log.
-    old.force(at(130));
+    old.force(View(0), at(130));
     settle(&mut old, &mut service, at(130));
-    assert!(matches!(old.role(at(130)), Role::Leader { view: View(6), .. }));
+    assert!(view_of_leader(&old, at(130)) > View(5));
     assert_eq!(service.in_sync().unwrap().members, BTreeSet::from([id("old")]));
+}
+
+/// A member that knows views up to the fifth is forced over a service. Returns the view in which it leads.
+fn force(service: &mut SimulatedService, floor: View) -> View {
+    let mut member = election("a", History::UpTo(View(5)));
+    member.force(floor, at(0));
+    settle(&mut member, service, at(0));
+    view_of_leader(&member, at(0))
+}
+
+#[test]
+fn forced_views_are_above_those_of_unknown_leaders() {
+    // Others have led often since, and then the service was emptied.
+    let unknown = View(1_000_000);
+    let mut emptied = SimulatedService::new(TTL);
+    assert!(force(&mut emptied, View(0)) > unknown, "also with a clock that is wrong");
+    // The service remembers another member that was forced, and what it counted.
+    let set = InSyncSet { view_base: 1 << 50, ..InSyncSet::founded_by(&id("b")) };
+    let mut service = SimulatedService::new(TTL);
+    service.set_in_sync(set.clone());
+    assert!(force(&mut service, View(0)) > View(1 << 50));
+    // The service has forgotten it: the clock is above.
+    let mut emptied = SimulatedService::new(TTL);
+    let first = force(&mut emptied, View(1 << 50));
+    let mut emptied = SimulatedService::new(TTL);
+    assert!(force(&mut emptied, View((1 << 50) + (1 << 20))) > first);
+    // A leader of a lost set, and numbers that leave no room.
+    let mut service = SimulatedService::new(TTL);
+    service.set_in_sync(InSyncSet::lost(View(1 << 40)));
+    assert!(force(&mut service, View(0)) > View(1 << 40));
+    service = SimulatedService::new(TTL);
+    service.set_in_sync(InSyncSet { view_base: u64::MAX - 1, ..set });
+    assert_eq!(force(&mut service, View(0)), View(u64::MAX));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use mooncake_base::Moment;
+use mooncake_election::View;
 
 use super::{Simulation, node::Part};
 
@@ -90,7 +91,7 @@ impl Simulation {
         self.outcome.forced += 1;
         let local = self.nodes[best].local(self.now);
         if let Some(process) = &mut self.nodes[best].process {
-            process.election.force(local);
+            process.election.force(View(0), local);
         }
     }
 
