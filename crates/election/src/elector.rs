@@ -19,7 +19,7 @@ use crate::{
     in_sync::MemberId,
     rules::{Answer, Election, History, Request, Role, Step},
     service::{Hold, LeaseService, Snapshot},
-    view::{Lease, View},
+    view::{Leader, Lease, View},
 };
 
 /// Duration of one watch. A connection that a firewall has forgotten is noticed after it.
@@ -116,6 +116,11 @@ impl Elector {
     /// What the service held when it was last asked.
     pub fn known(&self) -> Known {
         self.shared.known.lock().clone()
+    }
+
+    /// The leader that the service named when it was last asked.
+    pub fn leader(&self) -> Option<Leader> {
+        self.shared.known.lock().snapshot.leader.clone()
     }
 
     /// Address of the service for messages.

@@ -68,7 +68,7 @@ async fn hand_over(State(front): State<Arc<Front>>, RawQuery(query): RawQuery) -
     let to = to.map(|to| String::from_utf8_lossy(&to).into_owned());
     match cluster.hand_over(to).await {
         Ok(view) => {
-            let leader = cluster.status(None).leader;
+            let leader = cluster.leader_address();
             json_reply(&json!({"leader_address": leader, "view_version": view.0}))
         }
         Err(error) if error.code() == ErrorCode::RPC_TIMEOUT => {

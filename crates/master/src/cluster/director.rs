@@ -355,7 +355,7 @@ impl MemberThread {
     fn await_successor(&self, view: View, handover: Handover) {
         let elector = &self.cluster.elector;
         let serving = || {
-            let leader = elector.known().snapshot.leader?;
+            let leader = elector.leader()?;
             let is_serving = matches!(leader.address, LeaderAddress::Serving(_));
             (is_serving && leader.view > view).then_some(leader.view)
         };

@@ -180,7 +180,7 @@ impl Shared {
 
     /// Returns the address of another master that leads.
     fn leader(&self) -> Option<Endpoint> {
-        match self.cluster.elector.known().snapshot.leader?.address {
+        match self.cluster.elector.leader()?.address {
             LeaderAddress::Serving(address) if address != self.cluster.settings.address => {
                 address.parse().ok()
             }

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use mooncake_base::{Clock, SystemClock};
-use mooncake_election::{LeaderAddress, Obstacle, Role};
+use mooncake_election::{Leader, LeaderAddress, Obstacle, Role};
 use serde_json::{Value, json};
 
 use super::Cluster;
@@ -81,6 +81,11 @@ pub(crate) struct ClusterStatus {
 }
 
 impl Cluster {
+    /// Returns the address of the master that serves, as far as it is known.
+    pub(crate) fn leader_address(&self) -> Option<String> {
+        self.elector.leader().and_then(|leader| serving_address(&leader).map(str::to_owned))
+    }
+
     /// Returns what is known. The log is that of a leader.
     pub(crate) fn status(&self, journal: Option<&Journal>) -> ClusterStatus {
         let (role, known, settings) = (self.elector.role(), self.elector.known(), &self.settings);
@@ -108,10 +113,7 @@ impl Cluster {
             cluster: settings.cluster.clone(),
             backend: self.elector.service_address(),
             address: settings.address.clone(),
-            leader: leader.and_then(|leader| match &leader.address {
-                LeaderAddress::Serving(address) => Some(address.clone()),
-                LeaderAddress::Warming => None,
-            }),
+            leader: leader.and_then(serving_address).map(str::to_owned),
             view: match role {
                 Role::Leader { view, .. } => Some(view.0),
                 _ => leader.map(|leader| leader.view.0),
@@ -192,6 +194,13 @@ impl ClusterStatus {
             "leader_address": self.leader,
             "view_version": self.view,
         })
+    }
+}
+
+fn serving_address(leader: &Leader) -> Option<&str> {
+    match &leader.address {
+        LeaderAddress::Serving(address) => Some(address),
+        LeaderAddress::Warming => None,
     }
 }
 

@@ -59,7 +59,7 @@ async fn refuse(
             return Ok(());
         }
     }
-    let leader = front.cluster().and_then(|cluster| cluster.status(None).leader);
+    let leader = front.cluster().and_then(|cluster| cluster.leader_address());
     let leader = leader.filter(|_| front.config().rpc_token.is_none());
     let ours = ServerGreeting {
         version: native_frame::VERSION,
