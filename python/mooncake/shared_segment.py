@@ -151,7 +151,7 @@ def shared_segment_supported(mmap: bool = True, host_register: bool = False) -> 
     return engine.SharedSegment.supported(mmap, host_register)
 
 
-def create_shared_segment(
+def create_shared_segment(  # noqa: PLR0913 (upstream's signature)
     name: str,
     blocks: Mapping[str, Mapping[str, Any]],
     world_size: int,

@@ -234,7 +234,7 @@ def get(options: argparse.Namespace) -> int:
         raise UsageError("--json needs a file for the object", "Name it after the key.")
     with (
         joined_for_bytes(options) as store,
-        _pieces(store, options.key, ("get", options.progress)) as (size, pieces, progress),
+        _pieces(store, options.key, "get", options.progress) as (size, pieces, progress),
     ):
         if file != "-":
             replace_file(file, size, pieces)
@@ -282,7 +282,7 @@ def cp(options: argparse.Namespace) -> int:
     with (
         _telling_of_interruption(),
         joined_for_bytes(options) as store,
-        _pieces(store, options.source, ("cp", options.progress)) as (size, pieces, progress),
+        _pieces(store, options.source, "cp", options.progress) as (size, pieces, progress),
     ):
         with _checking_after_interruption(store, target, options.overwrite):
             if size == 0:
@@ -448,16 +448,16 @@ def _read(file: IO[bytes], is_shown: bool | None) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _pieces(
-    store: Store, key: bytes, shown: tuple[str, bool | None]
+    store: Store, key: bytes, verb: str, is_shown: bool | None
 ) -> Iterator[tuple[int, Iterator[memoryview], Progress]]:
     """Yield the size of an object, its bytes in pieces, all from one version, and the progress.
 
     Args:
         store: The store.
         key: Key of the object.
-        shown: What is done with the object, and whether to show it.
+        verb: What is done with the object, for the progress.
+        is_shown: Whether to show the progress; None: if there is a terminal.
     """
-    verb, is_shown = shown
     progress = Progress(verb, quoted(key), None, is_shown)
     try:
         size = store.size(key)

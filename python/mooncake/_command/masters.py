@@ -265,7 +265,7 @@ def hand_over(leader: Master, to: str) -> dict[str, Any]:
     """
     path = "/api/v1/handover" + (f"?to={quote(to, safe=':[]')}" if to else "")
     remedy = "`mooncake ha status` shows which standby is in sync, or why none is."
-    return _change(leader, path, ("does not hand over", remedy))
+    return _change(leader, path, instead="does not hand over", remedy=remedy)
 
 
 def finalize_log(master: Master) -> dict[str, Any]:
@@ -275,16 +275,15 @@ def finalize_log(master: Master) -> dict[str, Any]:
         CommandError: A standby is of an earlier version, or the master does not answer.
     """
     remedy = "Install this version of mooncake on every master first: `mooncake ha status`."
-    return _change(master, "/api/v1/finalize", ("keeps its log as it is", remedy))
+    return _change(master, "/api/v1/finalize", instead="keeps its log as it is", remedy=remedy)
 
 
-def _change(master: Master, path: str, refusal: tuple[str, str]) -> dict[str, Any]:
-    """Ask a master for a change; `refusal` is what it does instead, and the remedy."""
+def _change(master: Master, path: str, *, instead: str, remedy: str) -> dict[str, Any]:
+    """Ask a master for a change; if it refuses, tell what it does instead, and the remedy."""
     status, answer = admin.request(master.admin, "POST", path, _HAND_OVER_S)
     if status == 200 and isinstance(answer, dict):
         return answer
-    does, remedy = refusal
-    text = f"{master.address} {does}: "
+    text = f"{master.address} {instead}: "
     text += admin.message_of(answer) if answer is not None else f"it answers with status {status}"
     if status == 403:
         remedy = "Set MOONCAKE_ADMIN_TOKEN to the admin token of the master."

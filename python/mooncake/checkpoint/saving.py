@@ -63,7 +63,7 @@ _LOST = (UnavailableError, DeadlineError, TransferFailedError)
 
 
 @suggesting
-def save(
+def save(  # noqa: PLR0913 (a public signature)
     state_dict: Any,
     store: Store | AsyncStore,
     prefix: str,

@@ -273,19 +273,41 @@ def _reads_of(request: Request) -> Iterator[_Read]:
             continue
         in_part = [a - b for a, b in zip(first, part.offset, strict=True)]
         in_box = [a - b for a, b in zip(first, offset, strict=True)]
-        grid = _grid(request.address, size, own, (part.shape, in_part), (shape, in_box))
+        source, target = _Place(part.shape, in_part), _Place(shape, in_box)
+        grid = _grid(request.address, size, own, source, target)
         nbytes = math.prod(own) * size
         is_whole = nbytes == part.nbytes and not grid[3]
         name = request.tensor.name
         yield _Read(name, part, grid, nbytes, grid[0] if is_whole else 0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a box lies in a row-major memory.
+
+    Attributes:
+        shape: Shape of the memory.
+        first: First index of the box.
+    """
+
+    shape: Sequence[int]
+    first: Sequence[int]
+
+    def strides(self, size: int) -> list[int]:
+        """Return the distance in bytes of neighbours in each dimension."""
+        strides, step = [], size
+        for length in reversed(self.shape):
+            strides.append(step)
+            step *= length
+        return strides[::-1]
+
+    def start(self, strides: Sequence[int]) -> int:
+        """Return the offset of the box in bytes."""
+        return sum(map(math.prod, zip(self.first, strides, strict=True)))
+
+
 def _grid(
-    address: int,
-    size: int,
-    own: Sequence[int],
-    source: tuple[Sequence[int], Sequence[int]],
-    target: tuple[Sequence[int], Sequence[int]],
+    address: int, size: int, own: Sequence[int], source: _Place, target: _Place
 ) -> MemoryGrid:
     """Return the ranges of a box that lies in two row-major memories.
 
@@ -293,30 +315,18 @@ def _grid(
         address: Address of the target.
         size: Length of an element.
         own: Shape of the box.
-        source: Shape of the part, and first index of the box in it.
-        target: Shape of the target, and first index of the box in it.
+        source: Where the box lies in the part.
+        target: Where it lies in the target.
     """
-    strides = [_strides(shape, size) for shape, _ in (source, target)]
-    starts = [
-        sum(map(math.prod, zip(first, stride, strict=True)))
-        for (_, first), stride in zip((source, target), strides, strict=True)
-    ]
+    in_source, in_target = source.strides(size), target.strides(size)
     dim, length = len(own), size
     # Inner dimensions that both memories have whole are one range with the dimension before them.
     while dim > 0:
         dim -= 1
         length *= own[dim]
-        if own[dim] != source[0][dim] or own[dim] != target[0][dim]:
+        if own[dim] != source.shape[dim] or own[dim] != target.shape[dim]:
             break
     dims: list[Dimension] = [
-        (own[at], strides[0][at], strides[1][at]) for at in range(dim) if own[at] > 1
+        (own[at], in_source[at], in_target[at]) for at in range(dim) if own[at] > 1
     ]
-    return address + starts[1], starts[0], length, dims
-
-
-def _strides(shape: Sequence[int], size: int) -> list[int]:
-    strides, step = [], size
-    for length in reversed(shape):
-        strides.append(step)
-        step *= length
-    return strides[::-1]
+    return address + target.start(in_target), source.start(in_source), length, dims

@@ -54,9 +54,11 @@ class DeviceTransfers:
         """
         self._on_cuda(
             target_hostname,
-            ([buffer], [peer_buffer_address], [length]),
-            stream_ptr,
-            transport_hint,
+            [buffer],
+            [peer_buffer_address],
+            [length],
+            stream=stream_ptr,
+            hint=transport_hint,
             is_write=True,
         )
 
@@ -86,9 +88,11 @@ class DeviceTransfers:
         """
         self._on_cuda(
             target_hostname,
-            ([buffer], [peer_buffer_address], [length]),
-            stream_ptr,
-            transport_hint,
+            [buffer],
+            [peer_buffer_address],
+            [length],
+            stream=stream_ptr,
+            hint=transport_hint,
             is_write=False,
         )
 
@@ -118,9 +122,11 @@ class DeviceTransfers:
         """
         self._on_cuda(
             target_hostname,
-            (buffers, peer_buffer_addresses, lengths),
-            stream_ptr,
-            transport_hint,
+            buffers,
+            peer_buffer_addresses,
+            lengths,
+            stream=stream_ptr,
+            hint=transport_hint,
             is_write=True,
         )
 
@@ -150,25 +156,31 @@ class DeviceTransfers:
         """
         self._on_cuda(
             target_hostname,
-            (buffers, peer_buffer_addresses, lengths),
-            stream_ptr,
-            transport_hint,
+            buffers,
+            peer_buffer_addresses,
+            lengths,
+            stream=stream_ptr,
+            hint=transport_hint,
             is_write=False,
         )
 
     def _on_cuda(
         self,
         segment: str,
-        batch: tuple[Sequence[int], Sequence[int], Sequence[int]],
+        addresses: Sequence[int],
+        peer_addresses: Sequence[int],
+        lengths: Sequence[int],
+        *,
         stream: int,
         hint: str,
-        *,
         is_write: bool,
     ) -> None:
         try:
             self._started().transfer_on_stream(
                 segment,
-                *batch,
+                addresses,
+                peer_addresses,
+                lengths,
                 stream=stream,
                 is_write=is_write,
                 timeout_s=self._timeout_s,

@@ -65,7 +65,7 @@ class MooncakeDistributedStore(
 
     # Lifecycle
 
-    def setup(
+    def setup(  # noqa: PLR0913 (upstream's signature)
         self,
         local_hostname: str | dict[str, Any] | None = None,
         metadata_server: str | None = None,

@@ -52,7 +52,7 @@ class BufferPool:
         "_used",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (upstream's signature)
         self,
         store: Any,
         max_bytes: int = 0,

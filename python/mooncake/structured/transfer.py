@@ -266,7 +266,7 @@ class MooncakeBundleTransfer:
 
     # Batches
 
-    def put(
+    def put(  # noqa: PLR0913 (upstream's signature)
         self,
         data: Any,
         *,
@@ -310,7 +310,7 @@ class MooncakeBundleTransfer:
         )
         return self._batches.put(batch, rows, options)
 
-    def get(
+    def get(  # noqa: PLR0913 (upstream's signature)
         self,
         ref: DataProtoRefLike,
         *,

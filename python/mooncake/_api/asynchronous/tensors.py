@@ -29,7 +29,7 @@ class AsyncTensorCalls:
 
     _native: AsyncNative
 
-    async def put_tensor(
+    async def put_tensor(  # noqa: PLR0913 (a public signature)
         self,
         key: Key,
         tensor: torch.Tensor,
@@ -93,7 +93,7 @@ class AsyncTensorCalls:
         operation = write([given], options, overwrite=overwrite, generation=generation)
         return only(await run_async(self._native, operation, timeout_s))
 
-    async def put_tensors(
+    async def put_tensors(  # noqa: PLR0913 (a public signature)
         self,
         items: Items,
         *,
@@ -185,7 +185,7 @@ class AsyncTensorCalls:
         operation = read(request_list(keys, target, out), Tensors())
         return all_of(await run_async(self._native, operation, timeout_s))
 
-    async def put_array(
+    async def put_array(  # noqa: PLR0913 (a public signature)
         self,
         key: Key,
         array: np.ndarray[Any, Any],

@@ -31,7 +31,7 @@ class TensorCalls:
 
     _native: Native
 
-    def put_tensor(
+    def put_tensor(  # noqa: PLR0913 (a public signature)
         self,
         key: Key,
         tensor: torch.Tensor,
@@ -95,7 +95,7 @@ class TensorCalls:
         operation = write([given], options, overwrite=overwrite, generation=generation)
         return only(run(self._native, operation, timeout_s))
 
-    def put_tensors(
+    def put_tensors(  # noqa: PLR0913 (a public signature)
         self,
         items: Items,
         *,
@@ -187,7 +187,7 @@ class TensorCalls:
         operation = read(request_list(keys, target, out), Tensors())
         return all_of(run(self._native, operation, timeout_s))
 
-    def put_array(
+    def put_array(  # noqa: PLR0913 (a public signature)
         self,
         key: Key,
         array: np.ndarray[Any, Any],
