@@ -12,7 +12,7 @@ use crate::{
     file_system::{File, FileSystem, Lock, Mode, read_exact, unit, write_all},
     format::{
         UNIT_MIN,
-        identity::{Identity, Refusal},
+        identity::{Identity, IdentityRefusal},
     },
 };
 
@@ -169,8 +169,8 @@ fn read_identity(files: &dyn FileSystem, path: &Path) -> Result<Option<Identity>
     };
     match Identity::decode(&bytes) {
         Ok(identity) => Ok(Some(identity)),
-        Err(Refusal::Newer(what)) => Err(Error::Newer { path: path.into(), what }),
-        Err(Refusal::Damaged(why)) => Err(Error::Foreign { path: path.into(), why }),
+        Err(IdentityRefusal::Newer(what)) => Err(Error::Newer { path: path.into(), what }),
+        Err(IdentityRefusal::Damaged(why)) => Err(Error::Foreign { path: path.into(), why }),
     }
 }
 

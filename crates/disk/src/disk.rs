@@ -150,7 +150,7 @@ fn add(counter: &AtomicU64, count: u64) {
 
 /// What reads and writes share. Never held while a file is read or written.
 #[derive(Debug)]
-struct State {
+struct DiskState {
     index: Index,
     extents: BTreeMap<u32, Arc<Extent>>,
     synced: Ticket,
@@ -163,7 +163,7 @@ struct State {
 pub struct Disk {
     directory: Directory,
     options: Options,
-    state: mooncake_base::sync::Mutex<State>,
+    state: mooncake_base::sync::Mutex<DiskState>,
     writer: mooncake_base::sync::Mutex<writing::Writer>,
     reader: Reader,
     counters: Counters,
@@ -191,7 +191,7 @@ impl Disk {
         // A copy that was moved lies in a later use: it replaces the one it was made of.
         opened.sort_by_key(|extent| extent.generation);
         let mut state =
-            State { index: Index::new(), extents: BTreeMap::new(), synced: Ticket::default() };
+            DiskState { index: Index::new(), extents: BTreeMap::new(), synced: Ticket::default() };
         let mut writer = writing::Writer::default();
         for extent in opened {
             writer.count_extent(&extent);

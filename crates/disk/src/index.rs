@@ -19,7 +19,7 @@ pub(crate) struct Place {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Record {
+struct IndexRecord {
     hash: u64,
     version: u64,
     /// In units of 8 bytes; the extent is below 4 GiB.
@@ -35,7 +35,7 @@ struct Record {
 #[derive(Debug)]
 pub(crate) struct Index {
     table: HashTable<u32>,
-    chunks: Vec<Vec<Record>>,
+    chunks: Vec<Vec<IndexRecord>>,
     free: Option<u32>,
     hasher: std::hash::RandomState,
 }
@@ -73,7 +73,7 @@ impl Index {
     /// Inserts or replaces the record of a tenant and key.
     pub(crate) fn insert(&mut self, name: Name<'_>, at: Place) {
         let hash = self.hash(name);
-        let new = Record {
+        let new = IndexRecord {
             hash,
             version: at.version,
             offset: (at.offset / RECORD_ALIGNMENT) as u32,
@@ -127,7 +127,7 @@ impl Index {
         self.hasher.hash_one((name.tenant, name.key))
     }
 
-    fn allocate(&mut self, new: Record) -> u32 {
+    fn allocate(&mut self, new: IndexRecord) -> u32 {
         if let Some(number) = self.free {
             let next = self.record(number).touched_or_next;
             self.free = (next != u32::MAX).then_some(next);
@@ -143,25 +143,25 @@ impl Index {
         (full * CHUNK + last.len() - 1) as u32
     }
 
-    fn record(&self, number: u32) -> &Record {
+    fn record(&self, number: u32) -> &IndexRecord {
         record(&self.chunks, number)
     }
 
-    fn record_mut(&mut self, number: u32) -> &mut Record {
+    fn record_mut(&mut self, number: u32) -> &mut IndexRecord {
         &mut self.chunks[number as usize / CHUNK][number as usize % CHUNK]
     }
 
     /// Returns the bytes of memory that the index holds.
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.chunks.len() * CHUNK * size_of::<Record>() + self.table.allocation_size()
+        self.chunks.len() * CHUNK * size_of::<IndexRecord>() + self.table.allocation_size()
     }
 }
 
-fn record(chunks: &[Vec<Record>], number: u32) -> &Record {
+fn record(chunks: &[Vec<IndexRecord>], number: u32) -> &IndexRecord {
     &chunks[number as usize / CHUNK][number as usize % CHUNK]
 }
 
-fn place(record: &Record) -> Place {
+fn place(record: &IndexRecord) -> Place {
     Place {
         extent: record.extent,
         offset: u64::from(record.offset) * RECORD_ALIGNMENT,

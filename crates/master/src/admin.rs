@@ -46,7 +46,7 @@ use tokio::{net::TcpListener, sync::Semaphore};
 use tower::ServiceExt as _;
 
 pub(crate) use self::access::Secrets;
-use self::{history::Samples, summary::Snapshot};
+use self::{history::Samples, summary::CounterSnapshot};
 use crate::{
     cluster::{Cluster, status::ClusterStatus},
     config::MasterConfig,
@@ -117,8 +117,8 @@ impl Admin {
     }
 
     /// Returns an earlier snapshot of the counters and the present one.
-    fn snapshots(&self) -> (Snapshot, Snapshot) {
-        self.history.lock().step(Snapshot::take(&self.service))
+    fn snapshots(&self) -> (CounterSnapshot, CounterSnapshot) {
+        self.history.lock().step(CounterSnapshot::take(&self.service))
     }
 }
 
@@ -155,7 +155,7 @@ pub(crate) fn pages(
     service: Arc<Service>,
     front: &Arc<Front>,
 ) -> (Router, impl Future<Output = ()> + Send + 'static) {
-    let history = Mutex::new(summary::History::new(Snapshot::take(&service)));
+    let history = Mutex::new(summary::History::new(CounterSnapshot::take(&service)));
     let samples = Mutex::default();
     let sweeps = Arc::new(Semaphore::new(browse::SWEEPS_MAX));
     let settings = Settings::of(front.config());

@@ -56,7 +56,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub struct Events {
     config: EventsConfig,
     address: SocketAddr,
-    queue: Mutex<Queue>,
+    queue: Mutex<EventQueue>,
     has_more: Notify,
     published_batches: AtomicU64,
     published_events: AtomicU64,
@@ -85,7 +85,7 @@ pub struct EventCounts {
 
 /// The queue of events to be sent.
 #[derive(Debug, Default)]
-struct Queue {
+struct EventQueue {
     waiting: VecDeque<ObjectEvent>,
     /// The number of dropped events. Their sequence numbers are skipped.
     lost: u64,

@@ -433,10 +433,10 @@ async fn run_timers(service: Arc<Service>, cleaned: Option<Arc<Metadata>>) {
 }
 
 async fn log_summary(service: Arc<Service>) {
-    let mut previous = admin::summary::Snapshot::take(&service);
+    let mut previous = admin::summary::CounterSnapshot::take(&service);
     loop {
         tokio::time::sleep(REPORT_INTERVAL).await;
-        let present = admin::summary::Snapshot::take(&service);
+        let present = admin::summary::CounterSnapshot::take(&service);
         tracing::info!("{}", admin::summary::log_line(&previous, &present));
         previous = present;
     }

@@ -32,15 +32,15 @@ const EXIT_WAIT: Duration = Duration::from_secs(2);
 static IS_EXITING: AtomicBool = AtomicBool::new(false);
 /// The thread that finalizes the interpreter, once finalization has begun.
 static FINALIZING: Mutex<Option<Thread>> = Mutex::new(None);
-/// Number of [`Entry`]s.
+/// Number of [`InterpreterEntry`]s.
 static ENTRIES: AtomicUsize = AtomicUsize::new(0);
 
 /// A thread that is about to acquire the interpreter below Rust frames, or runs there. The exit waits
 /// for it.
 #[derive(Debug)]
-struct Entry(());
+struct InterpreterEntry(());
 
-impl Entry {
+impl InterpreterEntry {
     /// Returns `None` once the interpreter is exiting.
     fn begin() -> Option<Self> {
         // Before the look at the exit, which begins before it looks at the entries.
@@ -50,7 +50,7 @@ impl Entry {
     }
 }
 
-impl Drop for Entry {
+impl Drop for InterpreterEntry {
     fn drop(&mut self) {
         let is_last = ENTRIES.fetch_sub(1, Ordering::SeqCst) == 1;
         if is_last && IS_EXITING.load(Ordering::SeqCst) {
@@ -73,7 +73,7 @@ where
     }
     let (value, _entry) = py.detach(|| {
         let value = call();
-        let entry = Entry::begin();
+        let entry = InterpreterEntry::begin();
         if entry.is_none() {
             wait_for_process_exit();
         }
@@ -84,7 +84,7 @@ where
 
 /// Runs `call` with the interpreter, on a native thread. Does nothing once the interpreter is exiting.
 pub(crate) fn attached(call: impl FnOnce(Python<'_>)) {
-    if let Some(_entry) = Entry::begin() {
+    if let Some(_entry) = InterpreterEntry::begin() {
         Python::attach(call);
     }
 }

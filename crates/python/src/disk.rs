@@ -14,7 +14,7 @@ use pyo3::{
 use crate::{detach::detached, error::or_raise, store::Store};
 
 /// Tenant, key, version, length, extent, offset in it, and whether the extent is sealed.
-type Record = (String, Py<PyBytes>, u64, u64, u32, u64, bool);
+type DiskRecord = (String, Py<PyBytes>, u64, u64, u32, u64, bool);
 
 /// Numbers of extents, of good records and of their bytes; tenant, key and version of damaged ones.
 type Report = (u64, u64, u64, Vec<(String, Py<PyBytes>, u64)>);
@@ -29,7 +29,7 @@ pub(crate) fn unmount_disks(store: &Bound<'_, Store>, grace_s: u32) -> PyResult<
 
 /// Returns the records of a directory.
 #[pyfunction]
-pub(crate) fn disk_records(py: Python<'_>, path: PathBuf) -> PyResult<Vec<Record>> {
+pub(crate) fn disk_records(py: Python<'_>, path: PathBuf) -> PyResult<Vec<DiskRecord>> {
     let listed = or_raise(
         py,
         detached(py, || {

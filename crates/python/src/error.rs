@@ -19,7 +19,7 @@ use pyo3::{
 use crate::argument;
 
 /// A row of the table of error codes: number, name, kind, remedy.
-type Row = (i32, &'static str, String, &'static str);
+type CodeRow = (i32, &'static str, String, &'static str);
 
 /// The exception class of each error kind, set by the package at import.
 static CLASSES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
@@ -125,7 +125,7 @@ pub(crate) fn use_exceptions(py: Python<'_>, classes: Py<PyDict>) {
 /// Returns every error code: number, name, kind, remedy. Codes of the engine have no kind.
 #[pyfunction]
 #[pyo3(signature = (*, is_engine = false))]
-pub(crate) fn codes(is_engine: bool) -> Vec<Row> {
+pub(crate) fn codes(is_engine: bool) -> Vec<CodeRow> {
     if is_engine {
         let to_row = |row: &EngineCodeRow| (row.number, row.name, String::new(), row.remedy);
         return ENGINE_CODES.iter().map(to_row).collect();

@@ -38,11 +38,11 @@ const QUEUE_MAX: usize = 4096;
 const QUEUE_WAIT: Duration = Duration::from_millis(100);
 
 /// A record for Python: level in the numbers of `logging`, logger, text.
-type Record = (u8, String, String);
+type LogRecord = (u8, String, String);
 
 static TO_PYTHON: AtomicBool = AtomicBool::new(false);
 static DROPPED: AtomicU64 = AtomicU64::new(0);
-static QUEUE: Mutex<VecDeque<Record>> = Mutex::new(VecDeque::new());
+static QUEUE: Mutex<VecDeque<LogRecord>> = Mutex::new(VecDeque::new());
 static ARRIVED: Condvar = Condvar::new();
 
 /// Installs the subscriber, unless the program has installed one already.
@@ -85,7 +85,7 @@ pub(crate) fn log_to_queue() {
 /// Waits for records; returns the queued records and how many were dropped since the last call.
 #[pyfunction]
 #[pyo3(signature = (*, timeout_s))]
-pub(crate) fn take_log_records(py: Python<'_>, timeout_s: f64) -> PyResult<(Vec<Record>, u64)> {
+pub(crate) fn take_log_records(py: Python<'_>, timeout_s: f64) -> PyResult<(Vec<LogRecord>, u64)> {
     let timeout = Duration::try_from_secs_f64(timeout_s).unwrap_or_default();
     let records = detached(py, || {
         let mut queue = QUEUE.lock();
@@ -114,7 +114,7 @@ impl<S: Subscriber> Layer<S> for Log {
     }
 }
 
-fn enqueue(record: Record) {
+fn enqueue(record: LogRecord) {
     let Some(mut queue) = lock_queue().filter(|queue| queue.len() < QUEUE_MAX) else {
         DROPPED.fetch_add(1, Ordering::Relaxed);
         return;
@@ -123,7 +123,7 @@ fn enqueue(record: Record) {
     ARRIVED.notify_one();
 }
 
-fn lock_queue() -> Option<MutexGuard<'static, VecDeque<Record>>> {
+fn lock_queue() -> Option<MutexGuard<'static, VecDeque<LogRecord>>> {
     if let Some(queue) = QUEUE.try_lock() {
         return Some(queue);
     }

@@ -48,7 +48,7 @@ impl RpcClient {
         let length = ranges.iter().map(|range| range.length() as u64).sum();
         let (kind, meta) = tensor.map_or((Kind::Data, ""), |meta| (Kind::Tensor, meta));
         let sent = detached(py, || {
-            self.0.send(target, kind, meta.as_bytes(), &mut Ranges { ranges, at: 0 }, length)
+            self.0.send(target, kind, meta.as_bytes(), &mut RangesReader { ranges, at: 0 }, length)
         });
         or_raise(py, sent.and_then(|sent| sent))
     }
@@ -152,13 +152,13 @@ impl RpcDelivery {
 }
 
 /// A reader over several ranges of caller memory.
-struct Ranges {
+struct RangesReader {
     ranges: Vec<LocalRange>,
     /// Number of bytes of the first range that are read already.
     at: usize,
 }
 
-impl Read for Ranges {
+impl Read for RangesReader {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let Some(first) = self.ranges.first() else { return Ok(0) };
         let count = into.len().min(first.length() - self.at);

@@ -10,12 +10,12 @@ use tokio::runtime::{Builder, Runtime};
 /// calling thread.
 const WORKERS_MAX: usize = 4;
 
-struct PerProcess {
+struct ProcessRuntime {
     generation: u64,
     runtime: &'static Runtime,
 }
 
-static CURRENT: Mutex<Option<PerProcess>> = Mutex::new(None);
+static CURRENT: Mutex<Option<ProcessRuntime>> = Mutex::new(None);
 
 /// Returns the runtime of this process.
 ///
@@ -39,6 +39,6 @@ pub(crate) fn runtime() -> Result<&'static Runtime> {
         .build()
         .map_err(|error| Error::internal("the runtime did not start").caused_by(error))?;
     let runtime: &'static Runtime = Box::leak(Box::new(runtime));
-    *current = Some(PerProcess { generation, runtime });
+    *current = Some(ProcessRuntime { generation, runtime });
     Ok(runtime)
 }

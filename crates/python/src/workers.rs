@@ -45,14 +45,14 @@ struct JobQueue {
     threads: usize,
 }
 
-struct PerProcess {
+struct ProcessWorkers {
     generation: u64,
     workers: &'static Workers,
 }
 
 /// The pool of this process, like the runtime: made on first use, made again in a forked child,
 /// never dropped. Only threads that are attached to the interpreter take the lock.
-static CURRENT: Mutex<Option<PerProcess>> = Mutex::new(None);
+static CURRENT: Mutex<Option<ProcessWorkers>> = Mutex::new(None);
 
 /// Submits a call to the worker threads.
 ///
@@ -98,7 +98,7 @@ fn workers() -> &'static Workers {
         return current.workers;
     }
     let workers: &'static Workers = Box::leak(Box::default());
-    *current = Some(PerProcess { generation, workers });
+    *current = Some(ProcessWorkers { generation, workers });
     workers
 }
 

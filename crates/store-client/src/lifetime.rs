@@ -12,12 +12,12 @@ pub(crate) struct Lifetime {
     /// The name of the client.
     name: String,
     generation: u64,
-    state: Mutex<State>,
+    state: Mutex<LifetimeState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct LifetimeState {
     is_closed: bool,
     is_heartbeat_stopped: bool,
     /// The next heartbeat is due at once.

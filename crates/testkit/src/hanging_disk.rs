@@ -12,23 +12,23 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub struct HangingDisk {
     disk: SimulatedDisk,
-    gate: Arc<Gate>,
+    gate: Arc<DiskGate>,
 }
 
 #[derive(Debug, Default)]
-struct Gate {
-    state: Mutex<GateState>,
+struct DiskGate {
+    state: Mutex<DiskGateState>,
     opened: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct GateState {
+struct DiskGateState {
     is_closed: bool,
     waiting: usize,
 }
 
 #[derive(Debug)]
-struct HangingFile(Arc<dyn LogFile>, Arc<Gate>);
+struct HangingFile(Arc<dyn LogFile>, Arc<DiskGate>);
 
 impl HangingDisk {
     /// Makes writes and syncs hang from now on, or ends that.
@@ -43,7 +43,7 @@ impl HangingDisk {
     }
 }
 
-impl Gate {
+impl DiskGate {
     fn pass(&self) {
         let mut state = self.state.lock();
         state.waiting += 1;

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Disk, State, add, place_of};
+use super::{Disk, DiskState, add, place_of};
 use crate::{
     error::{Error, Result},
     extent::{Extent, fits},
@@ -112,12 +112,12 @@ impl Writer {
 }
 
 /// Why a record was not appended.
-enum Refusal {
+enum AppendRefusal {
     Full,
     Io(String),
 }
 
-impl From<io::Error> for Refusal {
+impl From<io::Error> for AppendRefusal {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::Full,
@@ -126,7 +126,7 @@ impl From<io::Error> for Refusal {
     }
 }
 
-impl From<Error> for Refusal {
+impl From<Error> for AppendRefusal {
     fn from(error: Error) -> Self {
         match error {
             Error::Io { source, .. } => source.into(),
@@ -265,7 +265,7 @@ impl Disk {
             Some(_) => Ok(()),
             None => self.make_room_for_a_name(writer, evicted),
         };
-        let appended = has_room.map_err(Refusal::from).and_then(|()| {
+        let appended = has_room.map_err(AppendRefusal::from).and_then(|()| {
             loop {
                 if let Some(ticket) = self.append(writer, write, None)? {
                     return Ok(ticket);
@@ -275,11 +275,11 @@ impl Disk {
         });
         match appended {
             Ok(ticket) => WriteOutcome::Written(ticket),
-            Err(Refusal::Full) => {
+            Err(AppendRefusal::Full) => {
                 add(&self.counters.refused, 1);
                 WriteOutcome::Full
             }
-            Err(Refusal::Io(why)) => {
+            Err(AppendRefusal::Io(why)) => {
                 add(&self.counters.failed, 1);
                 writer.paused_until = Some(Instant::now() + PAUSE);
                 WriteOutcome::Failed(why)
@@ -375,7 +375,7 @@ impl Disk {
         &self,
         writer: &mut Writer,
         evicted: &mut Vec<OwnedName>,
-    ) -> std::result::Result<(), Refusal> {
+    ) -> std::result::Result<(), AppendRefusal> {
         self.seal(writer, evicted)?;
         let number = match self.unused_extent(writer)? {
             Some(number) => number,
@@ -383,7 +383,7 @@ impl Disk {
                 if writer.unused.is_empty() {
                     self.drop_oldest(writer, evicted)?;
                 }
-                self.unused_extent(writer)?.ok_or(Refusal::Full)?
+                self.unused_extent(writer)?.ok_or(AppendRefusal::Full)?
             }
         };
         writer.generation += 1;
@@ -402,7 +402,10 @@ impl Disk {
     }
 
     /// Takes an extent that may be used again, or makes one.
-    fn unused_extent(&self, writer: &mut Writer) -> std::result::Result<Option<u32>, Refusal> {
+    fn unused_extent(
+        &self,
+        writer: &mut Writer,
+    ) -> std::result::Result<Option<u32>, AppendRefusal> {
         if let Some(at) = self.unused_extent_at(writer) {
             return Ok(Some(writer.unused.remove(at).0));
         }
@@ -410,10 +413,10 @@ impl Disk {
             return Ok(None);
         }
         let number = writer.next_number;
-        match Extent::create(&self.directory, number).map_err(Refusal::from) {
+        match Extent::create(&self.directory, number).map_err(AppendRefusal::from) {
             Ok(()) => {}
             // The file system is full: there may be an extent to use again.
-            Err(Refusal::Full) => return Ok(None),
+            Err(AppendRefusal::Full) => return Ok(None),
             Err(refusal) => return Err(refusal),
         }
         writer.next_number += 1;
@@ -497,7 +500,7 @@ impl Disk {
 
 /// Chooses among the oldest quarter of the sealed extents the one with the fewest bytes that were
 /// read.
-fn coldest(state: &State, writer: &Writer) -> Option<Arc<Extent>> {
+fn coldest(state: &DiskState, writer: &Writer) -> Option<Arc<Extent>> {
     let is_used = |extent: &&Arc<Extent>| {
         extent.generation != 0 && writer.unused.iter().all(|(number, _)| *number != extent.number)
     };

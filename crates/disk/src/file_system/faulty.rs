@@ -43,7 +43,7 @@ struct Content {
 }
 
 #[derive(Debug)]
-struct State {
+struct FaultyState {
     files: BTreeMap<PathBuf, Content>,
     faults: Faults,
     random: SplitMix64,
@@ -53,11 +53,11 @@ struct State {
 
 /// The file system; copies of it share one state.
 #[derive(Debug, Clone)]
-pub(crate) struct FaultyFiles(Arc<Mutex<State>>);
+pub(crate) struct FaultyFiles(Arc<Mutex<FaultyState>>);
 
 impl FaultyFiles {
     pub(crate) fn new(seed: u64) -> Self {
-        Self(Arc::new(Mutex::new(State {
+        Self(Arc::new(Mutex::new(FaultyState {
             files: BTreeMap::new(),
             faults: Faults::default(),
             random: SplitMix64::new(seed),
@@ -76,7 +76,7 @@ impl FaultyFiles {
 
     /// Switches the power off and on: each sector that was not synced is kept or lost.
     pub(crate) fn lose_power(&self) {
-        let State { files, random, is_off, faults, is_locked } = &mut *self.0.lock();
+        let FaultyState { files, random, is_off, faults, is_locked } = &mut *self.0.lock();
         for content in files.values_mut() {
             content.durable.resize(content.current.len(), 0);
             let sectors = content.durable.chunks_mut(SECTOR).zip(content.current.chunks(SECTOR));
@@ -122,7 +122,7 @@ impl FaultyFiles {
     }
 }
 
-impl State {
+impl FaultyState {
     /// Counts a write or sync towards the loss of power.
     fn count(&mut self) -> io::Result<()> {
         match &mut self.faults.writes_until_loss {
@@ -237,7 +237,7 @@ impl File for FaultyFile {
         while Instant::now() < until {
             thread::park_timeout(until.saturating_duration_since(Instant::now()));
         }
-        let State { files, faults, random, is_off, .. } = &mut *self.files.0.lock();
+        let FaultyState { files, faults, random, is_off, .. } = &mut *self.files.0.lock();
         if *is_off || faults.fails_reads {
             return Err(eio());
         }

@@ -23,7 +23,7 @@ pub struct Identity {
 
 /// Why a text is no identity that this version can use.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refusal {
+pub enum IdentityRefusal {
     /// A later version wrote it.
     Newer(String),
     /// It is damaged, or not of ours.
@@ -53,8 +53,8 @@ impl Identity {
     ///
     /// # Errors
     /// If a later version wrote it, or if it is damaged.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Refusal> {
-        let damaged = |why: &str| Refusal::Damaged(format!("its identity file {why}"));
+    pub fn decode(bytes: &[u8]) -> Result<Self, IdentityRefusal> {
+        let damaged = |why: &str| IdentityRefusal::Damaged(format!("its identity file {why}"));
         let text = std::str::from_utf8(bytes).map_err(|_| damaged("is not text"))?;
         if text.lines().next() != Some(FIRST_LINE) {
             return Err(damaged("is of another program"));
@@ -62,7 +62,9 @@ impl Identity {
         // The format comes before all else: what follows may be different there.
         let format = number(text, "format").ok_or_else(|| damaged("names no format"))?;
         if format > u64::from(VERSION) {
-            return Err(Refusal::Newer(format!("format {format}, this one knows {VERSION}")));
+            return Err(IdentityRefusal::Newer(format!(
+                "format {format}, this one knows {VERSION}"
+            )));
         }
         let (body, sum) =
             text.rsplit_once("crc32c ").ok_or_else(|| damaged("has no checksum at its end"))?;
@@ -74,7 +76,9 @@ impl Identity {
         };
         let features = field("features")?;
         if features != 0 {
-            return Err(Refusal::Newer(format!("features {features:#x}, this one knows none")));
+            return Err(IdentityRefusal::Newer(format!(
+                "features {features:#x}, this one knows none"
+            )));
         }
         let id = value(text, "id").filter(|id| id.len() == 32);
         let id = id.and_then(|id| u128::from_str_radix(id, 16).ok());
@@ -115,9 +119,11 @@ mod tests {
         let text = identity().encode();
         assert_eq!(Identity::decode(text.as_bytes()), Ok(identity()));
         let refusal = Identity::decode(text.replace("incarnation 3", "incarnation 4").as_bytes());
-        assert!(matches!(&refusal, Err(Refusal::Damaged(why)) if why.contains("checksum")));
+        assert!(matches!(&refusal, Err(IdentityRefusal::Damaged(why)) if why.contains("checksum")));
         let refusal = Identity::decode(b"something else\n");
-        assert!(matches!(&refusal, Err(Refusal::Damaged(why)) if why.contains("another program")));
+        assert!(
+            matches!(&refusal, Err(IdentityRefusal::Damaged(why)) if why.contains("another program"))
+        );
     }
 
     #[test]
@@ -125,11 +131,11 @@ mod tests {
         let later = identity().encode().replace("format 1", "format 2");
         assert_eq!(
             Identity::decode(later.as_bytes()),
-            Err(Refusal::Newer("format 2, this one knows 1".to_owned()))
+            Err(IdentityRefusal::Newer("format 2, this one knows 1".to_owned()))
         );
         let text = Identity { features: 4, ..identity() }.encode();
         assert!(
-            matches!(Identity::decode(text.as_bytes()), Err(Refusal::Newer(what)) if what.contains("0x4"))
+            matches!(Identity::decode(text.as_bytes()), Err(IdentityRefusal::Newer(what)) if what.contains("0x4"))
         );
     }
 }

@@ -17,7 +17,7 @@ use crate::memory::Arena;
 /// The operations of all calls. Calls take turns, so that a short one does not wait for a long one.
 #[derive(Debug)]
 pub(crate) struct Queue {
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     changed: Condvar,
     /// Written to when the ring should look again.
     event: Option<OwnedFd>,
@@ -25,7 +25,7 @@ pub(crate) struct Queue {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct QueueState {
     calls: VecDeque<VecDeque<Operation>>,
     is_closed: bool,
     /// Whether the ring found nothing to start, and was not told of anything since.
@@ -129,7 +129,7 @@ impl Queue {
     }
 }
 
-impl State {
+impl QueueState {
     fn wake_ring(&mut self) -> bool {
         std::mem::take(&mut self.is_ring_idle)
     }

@@ -74,7 +74,7 @@ pub(super) fn read_all(
                 }
             }
         }
-        records.into_iter().map(Record::verdict).collect()
+        records.into_iter().map(PendingRecord::verdict).collect()
     })
 }
 
@@ -117,7 +117,7 @@ impl<'a> Plan<'a> {
         number: usize,
         read: &'b mut RecordRead<'env>,
         lender: &Lender<'b>,
-    ) -> Record<'b> {
+    ) -> PendingRecord<'b> {
         let RecordRead { extent, entry, range, into } = read;
         let extent: &'b Arc<Extent> = extent;
         let target = into.as_mut().map(|into| lender.lend(into.reborrow()));
@@ -134,7 +134,7 @@ impl<'a> Plan<'a> {
         } else {
             cut.add_large(self, range.clone(), target);
         }
-        Record {
+        PendingRecord {
             extent,
             entry: *entry,
             head: Head::Pending,
@@ -299,7 +299,7 @@ enum Head {
 
 /// A record of which chunks arrive.
 #[derive(Debug)]
-struct Record<'a> {
+struct PendingRecord<'a> {
     extent: &'a Extent,
     entry: Entry<'a>,
     head: Head,
@@ -310,7 +310,7 @@ struct Record<'a> {
     failure: Option<String>,
 }
 
-impl Record<'_> {
+impl PendingRecord<'_> {
     fn accept(&mut self, chunk: Chunk, mut completion: Completion) {
         self.outstanding -= 1;
         if let Err(error) = &completion.result {

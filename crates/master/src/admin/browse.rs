@@ -89,7 +89,7 @@ pub(super) async fn groups(State(admin): AdminContext, RawQuery(query): RawQuery
     };
     let swept = tokio::task::spawn_blocking(move || {
         let _permit = permit;
-        let mut groups = Groups::new(prefix);
+        let mut groups = PrefixCounts::new(prefix);
         let mut from = Some(0);
         while let Some(start) = from {
             from = admin.service.walk(start, &mut |key, length| groups.add(key, length));
@@ -135,7 +135,7 @@ fn object(object: &v1::ObjectSummary) -> Value {
 
 /// Number and bytes of keys per group.
 #[derive(Debug)]
-struct Groups {
+struct PrefixCounts {
     prefix: Vec<u8>,
     counts: HashMap<Box<[u8]>, (u64, u64)>,
     others: (u64, u64),
@@ -143,7 +143,7 @@ struct Groups {
     largest: BinaryHeap<Reverse<(u64, Box<[u8]>)>>,
 }
 
-impl Groups {
+impl PrefixCounts {
     fn new(prefix: Vec<u8>) -> Self {
         let largest = BinaryHeap::with_capacity(LARGEST_MAX + 1);
         Self { prefix, counts: HashMap::new(), others: (0, 0), largest }
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn groups_keys_up_to_next_delimiter() {
-        let mut groups = Groups::new(b"m/".to_vec());
+        let mut groups = PrefixCounts::new(b"m/".to_vec());
         for (key, length) in [("m/a/1", 1), ("m/a/2", 2), ("m/b@1", 4), ("m/c", 8), ("x/a", 9)] {
             groups.add(key.as_bytes(), length);
         }
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn sorts_groups_and_names_the_largest_objects() {
         let groups = || {
-            let mut groups = Groups::new(Vec::new());
+            let mut groups = PrefixCounts::new(Vec::new());
             for number in 0..LARGEST_MAX as u64 + 5 {
                 groups.add(format!("many/{number}").as_bytes(), number);
             }
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn counts_groups_beyond_limit_together() {
-        let mut groups = Groups::new(Vec::new());
+        let mut groups = PrefixCounts::new(Vec::new());
         for number in 0..GROUPS_MAX + 5 {
             groups.add(format!("{number}/k").as_bytes(), 1);
         }

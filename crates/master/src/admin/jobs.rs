@@ -39,7 +39,7 @@ pub(super) fn read_routes() -> Router<Arc<Admin>> {
 
 /// The body of a request that creates a drain job.
 #[derive(Debug, Deserialize)]
-struct NewJob {
+struct NewDrainJob {
     #[serde(default)]
     segments: Vec<String>,
     #[serde(default)]
@@ -58,7 +58,7 @@ struct NewQuota {
 
 /// POST /api/v1/drain_jobs
 async fn create(State(admin): AdminContext, LimitedBody(body): LimitedBody) -> Response {
-    let job: NewJob = match serde_json::from_slice(&body) {
+    let job: NewDrainJob = match serde_json::from_slice(&body) {
         Ok(job) => job,
         Err(error) => return bad_request(&format!("Invalid JSON body: {error}")),
     };

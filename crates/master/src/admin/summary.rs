@@ -68,7 +68,7 @@ const TASKS: [(&str, Op); 5] = [
 
 /// A snapshot of the counters.
 #[derive(Debug, Clone)]
-pub struct Snapshot {
+pub struct CounterSnapshot {
     /// The time of the snapshot.
     pub at: Moment,
     /// The totals of the pool.
@@ -81,7 +81,7 @@ pub struct Snapshot {
     pub log_failures: u64,
 }
 
-impl Snapshot {
+impl CounterSnapshot {
     /// Takes a snapshot.
     pub fn take(service: &Service) -> Self {
         let counts = Op::ALL.iter().map(|(op, _, _)| service.op_metrics().count(*op)).collect();
@@ -103,17 +103,17 @@ impl Snapshot {
 /// Two earlier snapshots, at least one second apart once there are two.
 #[derive(Debug)]
 pub(super) struct History {
-    before: Snapshot,
-    last: Snapshot,
+    before: CounterSnapshot,
+    last: CounterSnapshot,
 }
 
 impl History {
-    pub(super) fn new(first: Snapshot) -> Self {
+    pub(super) fn new(first: CounterSnapshot) -> Self {
         Self { before: first.clone(), last: first }
     }
 
     /// Adds the present snapshot. Returns the earlier snapshot to compare it with.
-    pub(super) fn step(&mut self, present: Snapshot) -> (Snapshot, Snapshot) {
+    pub(super) fn step(&mut self, present: CounterSnapshot) -> (CounterSnapshot, CounterSnapshot) {
         if present.at.since(self.last.at) >= STEP_MIN {
             self.before = std::mem::replace(&mut self.last, present.clone());
         }
@@ -131,7 +131,7 @@ pub(super) async fn show(State(admin): AdminContext) -> Response {
 }
 
 /// Formats the totals, and the calls per second since the earlier snapshot.
-pub fn line(before: &Snapshot, present: &Snapshot) -> String {
+pub fn line(before: &CounterSnapshot, present: &CounterSnapshot) -> String {
     let t = &present.totals;
     let mut text = format!(
         "Mem Storage: {} / {} ({:.1}%) | NVMe-oF SSD: 0 B / 0 B | SSD Storage: 0 B / 0 B | Keys: {} (soft-pinned: {}) | Clients: {}",
@@ -195,7 +195,7 @@ pub fn line(before: &Snapshot, present: &Snapshot) -> String {
 
 /// Formats the totals for the log, with the calls per second and the events since the earlier
 /// snapshot. Leaves out what did not happen.
-pub fn log_line(before: &Snapshot, present: &Snapshot) -> String {
+pub fn log_line(before: &CounterSnapshot, present: &CounterSnapshot) -> String {
     let t = &present.totals;
     let (used, capacity) = (ByteSize(t.used), ByteSize(t.capacity));
     let percent = share(t.used, t.capacity);
@@ -256,7 +256,7 @@ fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 * 100.0 }
 }
 
-fn per_second(before: &Snapshot, present: &Snapshot, count: u64) -> f64 {
+fn per_second(before: &CounterSnapshot, present: &CounterSnapshot, count: u64) -> f64 {
     let seconds = present.at.since(before.at).as_secs_f64();
     if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
 }
@@ -265,11 +265,11 @@ fn per_second(before: &Snapshot, present: &Snapshot, count: u64) -> f64 {
 mod tests {
     use super::*;
 
-    fn at(seconds: u64, puts: u64) -> Snapshot {
+    fn at(seconds: u64, puts: u64) -> CounterSnapshot {
         let mut counts = vec![OpCount::default(); Op::ALL.len()];
         counts[Op::PutStart as usize].single = puts;
         let at = Moment::from_boot(Duration::from_secs(seconds));
-        Snapshot { at, totals: Totals::default(), counts, snapshots: 0, log_failures: 0 }
+        CounterSnapshot { at, totals: Totals::default(), counts, snapshots: 0, log_failures: 0 }
     }
 
     #[test]

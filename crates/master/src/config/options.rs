@@ -16,14 +16,14 @@ use crate::{
 };
 
 type Spec = OptionSpec<MasterConfig>;
-type Set = fn(&mut MasterConfig, &str) -> Result<()>;
+type Setter = fn(&mut MasterConfig, &str) -> Result<()>;
 type Show = fn(&MasterConfig) -> String;
 
-const fn value(name: &'static str, help: &'static str, set: Set, show: Show) -> Spec {
+const fn value(name: &'static str, help: &'static str, set: Setter, show: Show) -> Spec {
     OptionSpec { name, aliases: &[], env: None, is_switch: false, help, set, show }
 }
 
-const fn switch(name: &'static str, help: &'static str, set: Set, show: Show) -> Spec {
+const fn switch(name: &'static str, help: &'static str, set: Setter, show: Show) -> Spec {
     OptionSpec { name, aliases: &[], env: None, is_switch: true, help, set, show }
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 const DEPTH_MAX: usize = 16;
 
 /// A list or mapping that has not ended yet.
-enum Open {
+enum OpenNode {
     List(Vec<Value>),
     /// With the key whose value comes next.
     Mapping(Map<String, Value>, Option<String>),
@@ -21,7 +21,7 @@ enum Open {
 /// The text is not such a document; the error names the line.
 pub(super) fn parse(text: &str) -> Result<Value> {
     let mut document = None;
-    let mut open: Vec<Open> = Vec::new();
+    let mut open: Vec<OpenNode> = Vec::new();
     for event in Parser::new_from_str(text) {
         let (event, at) = event.map_err(|error| {
             Error::invalid("the file is not valid YAML")
@@ -36,16 +36,16 @@ pub(super) fn parse(text: &str) -> Result<Value> {
                 return Err(bad("the file is nested too deeply").with("limit", DEPTH_MAX));
             }
             Event::SequenceStart(..) => {
-                open.push(Open::List(Vec::new()));
+                open.push(OpenNode::List(Vec::new()));
                 continue;
             }
             Event::MappingStart(..) => {
-                open.push(Open::Mapping(Map::new(), None));
+                open.push(OpenNode::Mapping(Map::new(), None));
                 continue;
             }
             Event::SequenceEnd | Event::MappingEnd => match open.pop() {
-                Some(Open::List(values)) => values.into(),
-                Some(Open::Mapping(fields, _)) => fields.into(),
+                Some(OpenNode::List(values)) => values.into(),
+                Some(OpenNode::Mapping(fields, _)) => fields.into(),
                 None => continue,
             },
             Event::Alias(_) => return Err(bad("aliases are not supported")),
@@ -54,10 +54,10 @@ pub(super) fn parse(text: &str) -> Result<Value> {
         match (open.last_mut(), value) {
             (None, value) if document.is_none() => document = Some(value),
             (None, _) => return Err(bad("the file has more than one document")),
-            (Some(Open::List(values)), value) => values.push(value),
-            (Some(Open::Mapping(_, key @ None)), Value::String(text)) => *key = Some(text),
-            (Some(Open::Mapping(_, None)), _) => return Err(bad("a key is not a string")),
-            (Some(Open::Mapping(fields, key)), value) => {
+            (Some(OpenNode::List(values)), value) => values.push(value),
+            (Some(OpenNode::Mapping(_, key @ None)), Value::String(text)) => *key = Some(text),
+            (Some(OpenNode::Mapping(_, None)), _) => return Err(bad("a key is not a string")),
+            (Some(OpenNode::Mapping(fields, key)), value) => {
                 let key = key.take().unwrap_or_default();
                 if fields.contains_key(&key) {
                     return Err(bad("the key is repeated").with("key", key));

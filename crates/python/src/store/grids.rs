@@ -19,11 +19,11 @@ use crate::{
 
 /// Objects and the ranges to read of each.
 pub(crate) struct GridTable {
-    rows: Vec<Result<Row>>,
+    rows: Vec<Result<GridRow>>,
     grids: Vec<Grid>,
 }
 
-struct Row {
+struct GridRow {
     key: ObjectKey,
     /// The grids of the object.
     grids: Range<usize>,
@@ -49,7 +49,7 @@ impl GridTable {
                 for grid in list {
                     grids.push(Grid::try_from(grid)?);
                 }
-                Ok(Row { key: key?, grids: first..grids.len() })
+                Ok(GridRow { key: key?, grids: first..grids.len() })
             });
         Ok(Self { rows: rows.collect(), grids })
     }
@@ -62,7 +62,7 @@ impl GridTable {
         is_registered: bool,
         lease: bool,
         tag: &str,
-    ) -> Vec<Result<Outcome>> {
+    ) -> Vec<Result<GridsOutcome>> {
         let Self { rows, grids } = self;
         let scope = if is_registered { BufferScope::Registered } else { BufferScope::Anywhere };
         call_with_valid(rows, |rows| {
@@ -72,16 +72,16 @@ impl GridTable {
             client.read_grids(&parts.collect::<Vec<_>>(), scope, lease, tag)
         })
         .into_iter()
-        .map(|read| read.map(Outcome))
+        .map(|read| read.map(GridsOutcome))
         .collect()
     }
 }
 
 /// The outcome of one object: in Python the number of bytes, the version of the object, and the
 /// value of the wanted tag.
-pub(crate) struct Outcome(GridsRead);
+pub(crate) struct GridsOutcome(GridsRead);
 
-impl<'py> IntoPyObject<'py> for Outcome {
+impl<'py> IntoPyObject<'py> for GridsOutcome {
     type Target = PyTuple;
     type Output = Bound<'py, PyTuple>;
     type Error = PyErr;

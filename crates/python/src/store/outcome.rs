@@ -62,7 +62,7 @@ pub(crate) fn batch_options(
 }
 
 /// An object in a listing: key, length, whether it is complete, number of copies.
-pub(crate) type Entry<'py> = (Bound<'py, PyBytes>, u64, bool, u32, u32);
+pub(crate) type ListedObject<'py> = (Bound<'py, PyBytes>, u64, bool, u32, u32);
 
 pub(crate) fn probe(
     client: &Client,
@@ -119,7 +119,7 @@ pub(crate) fn length_of(found: Result<ObjectStatus>) -> Result<u64> {
 }
 
 /// Converts a page of a listing; the boolean is true for the last page.
-pub(crate) fn listing(py: Python<'_>, page: ObjectPage) -> (Vec<Entry<'_>>, bool) {
+pub(crate) fn listing(py: Python<'_>, page: ObjectPage) -> (Vec<ListedObject<'_>>, bool) {
     let entry = |object: ObjectSummary| {
         let key = PyBytes::new(py, object.key.as_bytes());
         (key, object.length, object.is_complete, object.replicas, object.disk_replicas)

@@ -16,18 +16,18 @@ use crate::{
 pub(crate) type Columns = Vec<Vec<Unsigned>>;
 
 /// Keys and their parts. A key whose columns differ in length is an error of its row only.
-pub(crate) struct Table {
-    rows: Vec<Result<Row>>,
+pub(crate) struct PartTable {
+    rows: Vec<Result<PartRow>>,
 }
 
-struct Row {
+struct PartRow {
     key: ObjectKey,
     base: u64,
     offsets: Vec<u64>,
     memory: Vec<LocalRange>,
 }
 
-impl Table {
+impl PartTable {
     /// Makes a table. The memory of a part begins at its address, plus the base of its key if bases
     /// are given.
     ///
@@ -65,7 +65,7 @@ impl Table {
     /// engine, a part stays within the buffer that its base was registered with.
     pub(crate) fn get_registered(self, client: &Client, pool: Option<&Pool>) -> Vec<PartOutcomes> {
         call_with_valid(self.rows, |rows| {
-            let buffer_of = |row: &Row| pool.and_then(|pool| pool.buffer_at(row.base));
+            let buffer_of = |row: &PartRow| pool.and_then(|pool| pool.buffer_at(row.base));
             let buffers: Vec<_> = rows.iter().map(buffer_of).collect();
             client.read_parts(&parts(&rows), BufferScope::RegisteredBuffers(&buffers))
         })
@@ -128,7 +128,7 @@ fn row(
     base: Unsigned,
     addresses: Vec<Unsigned>,
     (offsets, lengths): (Vec<Unsigned>, Vec<Unsigned>),
-) -> Result<Row> {
+) -> Result<PartRow> {
     let key = key?;
     if offsets.len() != addresses.len() || lengths.len() != addresses.len() {
         return Err(Error::invalid("the lists of the key's parts differ in length")
@@ -140,10 +140,10 @@ fn row(
     // A wrapped sum is an address outside of any memory of the caller; the transfer reports it.
     let ranges = ranges.map(|(at, length)| (base.0.wrapping_add(at.0), length.0)).collect();
     let offsets = offsets.into_iter().map(|offset| offset.0 as u64).collect();
-    Ok(Row { key, base: base.0 as u64, offsets, memory: caller_ranges(ranges) })
+    Ok(PartRow { key, base: base.0 as u64, offsets, memory: caller_ranges(ranges) })
 }
 
-fn parts(rows: &[Row]) -> Vec<Parts<'_>> {
+fn parts(rows: &[PartRow]) -> Vec<Parts<'_>> {
     rows.iter()
         .map(|row| Parts { key: &row.key, offsets: &row.offsets, memory: &row.memory })
         .collect()

@@ -59,18 +59,18 @@ impl GetTarget for Py<PyBytes> {
 }
 
 /// A [`Buffer`] whose bytes Python sees as unsigned.
-pub(crate) struct Unsigned(pub(crate) Buffer);
+pub(crate) struct UnsignedBuffer(pub(crate) Buffer);
 
-impl GetTarget for Unsigned {
+impl GetTarget for UnsignedBuffer {
     fn allocate(_: Python<'_>, length: u64) -> PyResult<(Self, LocalRange)> {
         Buffer::uninit(length, false).map(|(buffer, range)| (Self(buffer), range))
     }
 }
 
 /// A [`Buffer`] whose bytes Python sees as signed.
-pub(crate) struct Signed(pub(crate) Buffer);
+pub(crate) struct SignedBuffer(pub(crate) Buffer);
 
-impl GetTarget for Signed {
+impl GetTarget for SignedBuffer {
     fn allocate(_: Python<'_>, length: u64) -> PyResult<(Self, LocalRange)> {
         Buffer::uninit(length, true).map(|(buffer, range)| (Self(buffer), range))
     }

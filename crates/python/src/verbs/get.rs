@@ -17,7 +17,7 @@ use crate::{
     pending::Pending,
     store::{
         Keys, Store,
-        transfer::{self, GetTarget, GetTerms, Signed, Unsigned},
+        transfer::{self, GetTarget, GetTerms, SignedBuffer, UnsignedBuffer},
     },
 };
 
@@ -45,11 +45,11 @@ impl Store {
         lease: bool,
     ) -> PyResult<Bound<'py, PyList>> {
         if is_signed {
-            let bind = |py, target: Signed| Ok(Bound::new(py, target.0)?.into_any());
-            self.fetch::<Signed>(py, &keys, lease, bind)
+            let bind = |py, target: SignedBuffer| Ok(Bound::new(py, target.0)?.into_any());
+            self.fetch::<SignedBuffer>(py, &keys, lease, bind)
         } else {
-            let bind = |py, target: Unsigned| Ok(Bound::new(py, target.0)?.into_any());
-            self.fetch::<Unsigned>(py, &keys, lease, bind)
+            let bind = |py, target: UnsignedBuffer| Ok(Bound::new(py, target.0)?.into_any());
+            self.fetch::<UnsignedBuffer>(py, &keys, lease, bind)
         }
     }
 

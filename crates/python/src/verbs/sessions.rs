@@ -11,7 +11,7 @@ use crate::{
     store::{
         Keys, Store,
         outcome::{Absent, batch_options, done},
-        parts::{self, Columns, Table},
+        parts::{self, Columns, PartTable},
     },
 };
 
@@ -31,7 +31,7 @@ impl Store {
         is_registered: bool,
     ) -> PyResult<Bound<'py, PyList>> {
         let names = invalid_as_missing(object_keys(&keys)?);
-        let table = Table::new(names, Some(bases), destinations, offsets, lengths);
+        let table = PartTable::new(names, Some(bases), destinations, offsets, lengths);
         let table = or_raise(py, table)?;
         let open = self.open();
         let read = self.call(py, |client| {
@@ -60,7 +60,7 @@ impl Store {
         offsets: Columns,
         lengths: Columns,
     ) -> PyResult<Begun<Self>> {
-        let table = Table::new(object_keys(&keys)?, None, addresses, offsets, lengths);
+        let table = PartTable::new(object_keys(&keys)?, None, addresses, offsets, lengths);
         let table = or_raise(py, table)?;
         self.drive_each(py, keys, (), move |client, ()| table.read_begun(client))
     }
@@ -100,7 +100,7 @@ impl Store {
         offsets: Columns,
         lengths: Columns,
     ) -> PyResult<Begun<Self>> {
-        let table = Table::new(object_keys(&keys)?, None, addresses, offsets, lengths);
+        let table = PartTable::new(object_keys(&keys)?, None, addresses, offsets, lengths);
         let table = or_raise(py, table)?;
         self.drive_each(py, keys, (), move |client, ()| table.write_begun(client))
     }

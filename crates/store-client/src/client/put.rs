@@ -26,7 +26,7 @@ use mooncake_transfer_engine::LocalRange;
 use rustc_hash::{FxBuildHasher, FxHashSet};
 
 use self::{
-    reservation::{Layout, Reservation, Upload, UploadWrite, Write},
+    reservation::{Reservation, SourceLayout, Upload, UploadWrite, Write},
     restart::RESTARTS_MAX,
     start::ReserveItem,
 };
@@ -112,7 +112,11 @@ impl Client {
         let mut puts = Vec::with_capacity(writes.len());
         for Write { reservation, ranges } in writes.iter_mut() {
             let Reservation { key, upload, .. } = &mut **reservation;
-            puts.push(UploadWrite { key: (&*key).into(), upload, layout: Layout::At(ranges) });
+            puts.push(UploadWrite {
+                key: (&*key).into(),
+                upload,
+                layout: SourceLayout::At(ranges),
+            });
         }
         let outcomes = self.inner.write(&mut puts, begin);
         let mut sum = OutcomeTotals::default();
@@ -300,7 +304,7 @@ impl ClientInner {
         let mut writes = Vec::with_capacity(uploads.len());
         for (upload, &at) in uploads.iter_mut().zip(&owners) {
             let PutItem { key, parts } = put.items[at];
-            writes.push(UploadWrite { key, upload, layout: Layout::InOrder(parts) });
+            writes.push(UploadWrite { key, upload, layout: SourceLayout::InOrder(parts) });
         }
         // Failures are recorded in the upload; `publish` reports them.
         let now = SystemClock.now();

@@ -14,7 +14,7 @@ use mooncake_proto::v1;
 use mooncake_transfer_engine::{LocalRange, Opcode, TimeLimits, TransferEntry};
 
 use self::{
-    destination::{Layout, layout},
+    destination::{DestinationLayout, layout},
     disk::DiskReader,
     locate::Grants,
 };
@@ -34,7 +34,7 @@ use crate::{
 /// An object that is read, and the memory that its bytes go to.
 struct Target<'a> {
     located: Cow<'a, Located>,
-    layout: Layout<'a>,
+    layout: DestinationLayout<'a>,
     length: u64,
 }
 
@@ -128,7 +128,7 @@ impl ClientInner {
             }
             Err(error) => {
                 objects.push_refused(error);
-                Target { located, layout: Layout::Scattered(&[], &[]), length: 0 }
+                Target { located, layout: DestinationLayout::Scattered(&[], &[]), length: 0 }
             }
         }
     }

@@ -18,13 +18,13 @@ const ALIGNMENT: u64 = 4096;
 pub(crate) struct Staging {
     engine: Engine,
     bytes: u64,
-    state: Mutex<State>,
+    state: Mutex<StagingState>,
     freed: Condvar,
     metrics: Arc<Metrics>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct StagingState {
     memory: Option<StagingMemory>,
     free: FreeRanges,
 }

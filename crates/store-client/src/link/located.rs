@@ -53,7 +53,7 @@ struct LeaderLocator {
     address: MasterAddress,
     config: LinkConfig,
     source: Source,
-    state: Mutex<State>,
+    state: Mutex<LocatorState>,
     /// The state has changed.
     changed: Condvar,
     first_wait_ends: Moment,
@@ -74,7 +74,7 @@ enum Source {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct LocatorState {
     current: Option<Current>,
     /// The index in the list of the master that is tried first.
     next: usize,
@@ -412,7 +412,7 @@ impl LeaderLocator {
     }
 }
 
-impl State {
+impl LocatorState {
     fn open_link(&self) -> Result<Option<Arc<SocketLink>>> {
         if self.is_closed {
             return Err(pool::link_closed());

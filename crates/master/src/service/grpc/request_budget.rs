@@ -51,7 +51,7 @@ where
 
     fn call(&mut self, request: http::Request<tonic::body::Body>) -> Self::Future {
         let method = request.uri().path().rsplit('/').next();
-        let held = Arc::new(HeldBytes {
+        let held = Arc::new(RequestPermits {
             admission: self.admission.clone(),
             is_put_end: matches!(method, Some("PutEnd" | "PutRevoke")),
             received: Mutex::default(),
@@ -79,13 +79,13 @@ where
 
 /// The permits of one request.
 #[derive(Debug)]
-struct HeldBytes {
+struct RequestPermits {
     admission: Admission,
     is_put_end: bool,
     received: Mutex<(usize, Option<OwnedSemaphorePermit>)>,
 }
 
-impl HeldBytes {
+impl RequestPermits {
     /// Counts received bytes. The first few of a request are free, as those of a small frame are.
     async fn add(&self, bytes: usize) -> Result<(), Status> {
         let missing = {

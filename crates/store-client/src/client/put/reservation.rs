@@ -73,12 +73,12 @@ pub(in crate::client) struct WriteWindow {
 pub(in crate::client) struct UploadWrite<'a> {
     pub(in crate::client) key: KeyRef<'a>,
     pub(in crate::client) upload: &'a mut Upload,
-    pub(in crate::client) layout: Layout<'a>,
+    pub(in crate::client) layout: SourceLayout<'a>,
 }
 
 /// Source ranges of a write and their position in the object.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::client) enum Layout<'a> {
+pub(in crate::client) enum SourceLayout<'a> {
     /// Consecutive ranges.
     InOrder(&'a [LocalRange]),
     /// Ranges at explicit offsets.
@@ -88,7 +88,7 @@ pub(in crate::client) enum Layout<'a> {
 /// An upload with its key.
 pub(in crate::client) type KeyedUpload<'a> = (KeyRef<'a>, &'a Upload);
 
-impl Layout<'_> {
+impl SourceLayout<'_> {
     /// Iterates over offsets within the object and their source ranges.
     pub(in crate::client) fn ranges(self) -> impl Iterator<Item = (u64, LocalRange)> {
         let count = match self {
@@ -428,11 +428,15 @@ mod tests {
 
     #[test]
     fn layout_yields_offsets_of_parts_and_ranges() {
-        let offsets = |layout: Layout<'_>| layout.ranges().map(|(at, _)| at).collect::<Vec<_>>();
+        let offsets =
+            |layout: SourceLayout<'_>| layout.ranges().map(|(at, _)| at).collect::<Vec<_>>();
         let parts = [dangling_range(3), dangling_range(0), dangling_range(5), dangling_range(1)];
-        assert_eq!(offsets(Layout::InOrder(&parts)), [0, 3, 3, 8]);
-        assert_eq!(offsets(Layout::At(&[(7, dangling_range(2)), (1, dangling_range(4))])), [7, 1]);
+        assert_eq!(offsets(SourceLayout::InOrder(&parts)), [0, 3, 3, 8]);
+        assert_eq!(
+            offsets(SourceLayout::At(&[(7, dangling_range(2)), (1, dangling_range(4))])),
+            [7, 1]
+        );
         let most = [dangling_range(usize::MAX), dangling_range(usize::MAX), dangling_range(1)];
-        assert_eq!(offsets(Layout::InOrder(&most)), [0, u64::MAX, u64::MAX]);
+        assert_eq!(offsets(SourceLayout::InOrder(&most)), [0, u64::MAX, u64::MAX]);
     }
 }

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// The ranges of a read: offsets within the object and their destinations.
-pub(in crate::client) enum Layout<'a> {
+pub(in crate::client) enum DestinationLayout<'a> {
     Listed(SmallVec<[(u64, LocalRange); 1]>),
     /// As the caller lists them: reads of 10^5 ranges make no copy of the list.
     Scattered(&'a [u64], &'a [LocalRange]),
@@ -21,7 +21,7 @@ pub(in crate::client) enum Layout<'a> {
 /// The ranges of a layout, two of the three empty: an iterator has one type for all layouts.
 type RangesByKind<'a> = (&'a [(u64, LocalRange)], (&'a [u64], &'a [LocalRange]), &'a [Grid]);
 
-impl Layout<'_> {
+impl DestinationLayout<'_> {
     /// The ranges that are not empty.
     pub(in crate::client) fn ranges(&self) -> impl Iterator<Item = (u64, LocalRange)> {
         let (listed, scattered, grids) = self.by_kind();
@@ -60,18 +60,18 @@ pub(in crate::client) fn layout<'a>(
     located: &Located,
     span: Span<'a>,
     into: &'a [LocalRange],
-) -> Result<Layout<'a>> {
+) -> Result<DestinationLayout<'a>> {
     let (offset, length) = match span {
         Span::Whole => (0, located.length),
         Span::Range { offset, length } => (offset, length),
         Span::Scattered(offsets) => return scatter(located, offsets, into),
         Span::Grids(grids) => {
             let check = |grid: &Grid| check_part(located, grid.offset(), grid.object_span());
-            return grids.iter().try_for_each(check).map(|()| Layout::Grids(grids));
+            return grids.iter().try_for_each(check).map(|()| DestinationLayout::Grids(grids));
         }
     };
     check_part(located, offset, length)?;
-    fill(offset, length, into).map(Layout::Listed).ok_or_else(|| {
+    fill(offset, length, into).map(DestinationLayout::Listed).ok_or_else(|| {
         let room = total(into);
         Error::invalid("the destination is smaller than the read")
             .with("key", &located.key)
@@ -84,7 +84,7 @@ fn scatter<'a>(
     located: &Located,
     offsets: &'a [u64],
     into: &'a [LocalRange],
-) -> Result<Layout<'a>> {
+) -> Result<DestinationLayout<'a>> {
     if offsets.len() != into.len() {
         return Err(Error::invalid("there must be one destination for each part")
             .with("key", &located.key)
@@ -94,7 +94,7 @@ fn scatter<'a>(
     for (&offset, range) in offsets.iter().zip(into) {
         check_part(located, offset, range.length() as u64)?;
     }
-    Ok(Layout::Scattered(offsets, into))
+    Ok(DestinationLayout::Scattered(offsets, into))
 }
 
 /// Checks that the range is within the object.
