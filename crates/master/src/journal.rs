@@ -126,7 +126,7 @@ pub struct Journal {
     queue: Mutex<Queue>,
     /// Held while the log is written, which may take as long as the disk does. Never locked while
     /// the state or the queue is locked.
-    writer: Mutex<Writer>,
+    writer: Mutex<LogWriter>,
     /// Locked by the thread that syncs. Locked before the writer.
     syncing: Mutex<()>,
     /// Held while a snapshot is put in place and while all files are removed.
@@ -169,7 +169,7 @@ pub struct Journal {
 
 /// The file being written, and its counters.
 #[derive(Debug)]
-struct Writer {
+struct LogWriter {
     /// `None` while the log is broken.
     file: Option<Arc<dyn LogFile>>,
     /// The file that makes the files of the timeline void when it is emptied.
@@ -239,7 +239,7 @@ impl Journal {
         }
         let level = level::open(&directory, &recovered.image, recovered.is_empty())?;
         let level = KeptLevel::new(Arc::clone(&directory), level);
-        let writer = Writer {
+        let writer = LogWriter {
             file: None,
             marker: None,
             unsynced: Vec::new(),
@@ -430,7 +430,7 @@ impl Journal {
     }
 
     /// Locks the writer briefly.
-    fn with_writer<R>(&self, read: impl FnOnce(&mut Writer) -> R) -> R {
+    fn with_writer<R>(&self, read: impl FnOnce(&mut LogWriter) -> R) -> R {
         read(&mut self.writer.lock())
     }
 }

@@ -9,7 +9,7 @@ use std::{
 
 use mooncake_base::{Clock, Error, Moment, SystemClock};
 
-use super::{Journal, LogSync, Writer, disk::LogFile};
+use super::{Journal, LogSync, LogWriter, disk::LogFile};
 
 /// The synced position while nothing has to wait for a sync: the log is never synced, or is broken.
 pub(super) const NOTHING_WAITS: u64 = u64::MAX;
@@ -207,7 +207,7 @@ impl Journal {
 
     fn end_sync(
         &self,
-        writer: &mut Writer,
+        writer: &mut LogWriter,
         files: &[Arc<dyn LogFile>],
         (position, frame): (u64, u64),
     ) {

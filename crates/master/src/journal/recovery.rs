@@ -10,7 +10,7 @@ mod log_file;
 
 use mooncake_base::{Result, SegmentId};
 
-use self::log_file::{LogFile, damaged_error};
+use self::log_file::{RecoveredFile, damaged_error};
 use super::{
     Replay,
     directory::{Directory, file_error},
@@ -61,10 +61,10 @@ pub(super) fn recover(
         // The first log file was removed when the log failed, and no snapshot followed.
         return recovered.forget(directory, "the log failed earlier and lacks its first file");
     }
-    let files = logs.iter().map(|&log| LogFile::open(directory, Kind::Log, log));
-    let files: Vec<LogFile> = files.collect::<Result<_>>()?;
+    let files = logs.iter().map(|&log| RecoveredFile::open(directory, Kind::Log, log));
+    let files: Vec<RecoveredFile> = files.collect::<Result<_>>()?;
     recovered.next_file = 1 + logs.last().copied().max(snapshot).unwrap_or(0);
-    let snapshot = snapshot.map(|number| LogFile::open(directory, Kind::Snapshot, number));
+    let snapshot = snapshot.map(|number| RecoveredFile::open(directory, Kind::Snapshot, number));
     let snapshot = snapshot.transpose()?;
     if is_useless(directory, snapshot.as_ref(), &files, boot)? {
         return recovered
@@ -96,11 +96,11 @@ pub(super) fn recover_before(
     let snapshot = directory.numbers(Kind::Snapshot)?.pop();
     let logs = directory.numbers(Kind::Log)?.into_iter();
     let logs = logs.filter(|&log| log < number && snapshot.is_none_or(|first| log >= first));
-    let files = logs.map(|log| LogFile::open(directory, Kind::Log, log));
-    let files: Vec<LogFile> = files.collect::<Result<_>>()?;
+    let files = logs.map(|log| RecoveredFile::open(directory, Kind::Log, log));
+    let files: Vec<RecoveredFile> = files.collect::<Result<_>>()?;
     let mut recovered = Recovered::empty();
     if let Some(snapshot) = snapshot {
-        let file = LogFile::open(directory, Kind::Snapshot, snapshot)?;
+        let file = RecoveredFile::open(directory, Kind::Snapshot, snapshot)?;
         recovered.load_snapshot(directory, &file, &mut *replay)?;
     }
     let boot = directory.disk().boot_id();
@@ -165,7 +165,7 @@ impl Recovered {
     fn load_snapshot(
         &mut self,
         directory: &Directory,
-        file: &LogFile,
+        file: &RecoveredFile,
         replay: Replay<'_>,
     ) -> Result<()> {
         let damaged = |at| damaged_error(directory, file, at);
@@ -187,7 +187,7 @@ impl Recovered {
     fn replay(
         &mut self,
         directory: &Directory,
-        files: &[LogFile],
+        files: &[RecoveredFile],
         boot: [u8; 16],
         has_snapshot: bool,
         replay: Replay<'_>,
@@ -230,7 +230,7 @@ impl Recovered {
     fn cut_torn_end(
         &mut self,
         directory: &Directory,
-        files: &[LogFile],
+        files: &[RecoveredFile],
         at: usize,
         boot: [u8; 16],
     ) -> Result<()> {
@@ -325,7 +325,7 @@ impl<'a> FrameSource<'a> {
     /// Returns the index of the last file that begins at or before the next frame.
     fn first_file(&self, numbers: &[u64]) -> Result<usize> {
         for (index, &number) in numbers.iter().enumerate().rev() {
-            let file = LogFile::open(self.directory, Kind::Log, number)?;
+            let file = RecoveredFile::open(self.directory, Kind::Log, number)?;
             let mut frames = file.frames_from(self.directory, HEADER_BYTES);
             if frames.next_frame()?.is_some_and(|frame| frame.number <= self.next) {
                 return Ok(index);
@@ -342,7 +342,7 @@ impl<'a> FrameSource<'a> {
         into: &mut Vec<u8>,
     ) -> Result<()> {
         let at = self.place.filter(|(file, _)| *file == number).map_or(HEADER_BYTES, |(_, at)| at);
-        let file = LogFile::open(self.directory, Kind::Log, number)?;
+        let file = RecoveredFile::open(self.directory, Kind::Log, number)?;
         let mut frames = file.frames_from(self.directory, at);
         while self.next < end && into.len() < bytes_max {
             let Some(frame) = frames.next_frame()? else { break };
@@ -370,7 +370,11 @@ fn frames_in(bytes: &[u8], at_least: u64) -> impl Iterator<Item = Frame<'_>> {
 }
 
 /// Returns whether the timeline of these files was given up.
-fn is_void(directory: &Directory, snapshot: Option<&LogFile>, logs: &[LogFile]) -> Result<bool> {
+fn is_void(
+    directory: &Directory,
+    snapshot: Option<&RecoveredFile>,
+    logs: &[RecoveredFile],
+) -> Result<bool> {
     let header = snapshot.or_else(|| logs.first()).and_then(|file| file.header);
     header.map_or(Ok(false), |header| directory.is_void(header.timeline_id))
 }
@@ -379,11 +383,11 @@ fn is_void(directory: &Directory, snapshot: Option<&LogFile>, logs: &[LogFile]) 
 /// has made sure that its frames are on disk.
 fn is_useless(
     directory: &Directory,
-    snapshot: Option<&LogFile>,
-    logs: &[LogFile],
+    snapshot: Option<&RecoveredFile>,
+    logs: &[RecoveredFile],
     boot: [u8; 16],
 ) -> Result<bool> {
-    let is_never = |file: &LogFile| {
+    let is_never = |file: &RecoveredFile| {
         file.header.is_some_and(|header| header.synced == Synced::Never && header.boot != boot)
     };
     let Some(last) = logs.iter().rposition(is_never) else {

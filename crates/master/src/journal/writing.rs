@@ -9,7 +9,7 @@ use mooncake_base::sync::MutexGuard;
 use mooncake_base::{Error, ErrorCode, Result};
 
 use super::{
-    Journal, LOG_BYTES_MAX, LogSync, NOTHING_WAITS, NewFile, OnLogFailure, Writer,
+    Journal, LOG_BYTES_MAX, LogSync, LogWriter, NOTHING_WAITS, NewFile, OnLogFailure,
     directory::{file_error, file_name},
     disk::LogFile,
     frame::{self, Header, Kind},
@@ -18,7 +18,7 @@ use super::{
 
 impl Journal {
     /// Writes all that is queued, and wakes the tasks that wait for it.
-    pub(super) fn write_queue(&self, mut guard: MutexGuard<'_, Writer>) {
+    pub(super) fn write_queue(&self, mut guard: MutexGuard<'_, LogWriter>) {
         let writer = &mut *guard;
         let mut batch = self.queue.lock().take(std::mem::take(&mut writer.spare));
         if let Err(error) = self.write_batch(writer, &mut batch) {
@@ -33,7 +33,7 @@ impl Journal {
         self.progress.notify_waiters();
     }
 
-    fn write_batch(&self, writer: &mut Writer, batch: &mut Batch) -> io::Result<()> {
+    fn write_batch(&self, writer: &mut LogWriter, batch: &mut Batch) -> io::Result<()> {
         let next_file = batch.next_file.take();
         let switch_at = next_file.as_ref().map(|(index, _)| *index);
         let written = self.write_frames(writer, batch, 0, switch_at);
@@ -50,7 +50,7 @@ impl Journal {
 
     fn write_frames(
         &self,
-        writer: &mut Writer,
+        writer: &mut LogWriter,
         batch: &mut Batch,
         first: usize,
         end: Option<usize>,
@@ -87,7 +87,7 @@ impl Journal {
     }
 
     /// Continues in a new file.
-    pub(super) fn switch(&self, writer: &mut Writer, new_file: NewFile) {
+    pub(super) fn switch(&self, writer: &mut LogWriter, new_file: NewFile) {
         *self.timeline_id.lock() = new_file.timeline_id;
         writer.number = new_file.number;
         writer.next_file = new_file.number + 1;
@@ -131,7 +131,7 @@ impl Journal {
     /// master continues, the files on disk will soon be out of date and must not be used after a
     /// restart; the maintenance threads try to restart the log. If it must end, the files stay as
     /// they are: they hold all that was acknowledged.
-    pub(super) fn fail(&self, writer: &mut Writer, what: &str, source: io::Error) {
+    pub(super) fn fail(&self, writer: &mut LogWriter, what: &str, source: io::Error) {
         let path = self.directory.path_of(&file_name(Kind::Log, writer.number));
         let error = file_error(what, &path, source);
         writer.file = None;
@@ -151,7 +151,7 @@ impl Journal {
         self.set_synced(NOTHING_WAITS);
     }
 
-    fn continue_without_log(&self, writer: &mut Writer, error: Error) {
+    fn continue_without_log(&self, writer: &mut LogWriter, error: Error) {
         if !self.make_void(writer) {
             tracing::error!(%error, "the log failed");
             return;
@@ -164,7 +164,7 @@ impl Journal {
 
     /// Makes the files void: by the marker of their timeline, which needs no space on the disk, and
     /// by their removal. Either suffices. If both fail, the master ends; returns false then.
-    fn make_void(&self, writer: &mut Writer) -> bool {
+    fn make_void(&self, writer: &mut LogWriter) -> bool {
         let marker = writer.marker.take();
         let is_marked =
             marker.is_some_and(|marker| marker.truncate(0).and_then(|()| marker.sync()).is_ok());

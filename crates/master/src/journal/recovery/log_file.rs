@@ -11,14 +11,14 @@ use crate::journal::{
 const READ_BYTES: usize = 1 << 20;
 
 /// A log file or snapshot.
-pub(super) struct LogFile {
+pub(super) struct RecoveredFile {
     pub(super) name: String,
     pub(super) number: u64,
     /// `None`: the file ends in its header.
     pub(super) header: Option<Header>,
 }
 
-impl LogFile {
+impl RecoveredFile {
     /// Opens a file and checks its header.
     ///
     /// # Errors
@@ -87,7 +87,7 @@ impl LogFile {
 /// The frames of a file, in order. Holds one of them at a time.
 pub(super) struct FrameReader<'a> {
     directory: &'a Directory,
-    file: &'a LogFile,
+    file: &'a RecoveredFile,
     buffer: Vec<u8>,
     /// Bytes of the buffer that were returned.
     start: usize,
@@ -147,7 +147,7 @@ impl FrameReader<'_> {
     }
 }
 
-pub(super) fn damaged_error(directory: &Directory, file: &LogFile, at: usize) -> Error {
+pub(super) fn damaged_error(directory: &Directory, file: &RecoveredFile, at: usize) -> Error {
     Error::new(
         ErrorCode::PERSISTENT_FAIL,
         "the log of the master is damaged; restore a good copy, or move the state directory away \

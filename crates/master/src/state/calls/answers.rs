@@ -79,7 +79,7 @@ pub enum Begun<R> {
 #[derive(Debug)]
 pub struct Answers<R> {
     limits: Limits,
-    clients: FxHashMap<ClientId, ClientCalls<R>>,
+    clients: FxHashMap<ClientId, ClientAnswers<R>>,
     /// Calls in the order of their answers. Some answers were forgotten since.
     order: VecDeque<(ClientId, u64)>,
     /// Clients without calls that gave calls up, in the order in which they lost their last call.
@@ -91,7 +91,7 @@ pub struct Answers<R> {
 
 /// The calls of one client that run or whose answers are kept.
 #[derive(Debug)]
-struct ClientCalls<R> {
+struct ClientAnswers<R> {
     /// Calls with smaller numbers were given up.
     answered_below: u64,
     calls: BTreeMap<u64, Call<R>>,
@@ -272,7 +272,7 @@ impl<R> Answers<R> {
     }
 }
 
-impl<R> Default for ClientCalls<R> {
+impl<R> Default for ClientAnswers<R> {
     fn default() -> Self {
         let calls = BTreeMap::new();
         Self { answered_below: 0, calls, answers: 0, bytes: 0, idle_since: None }

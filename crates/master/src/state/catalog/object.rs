@@ -115,7 +115,7 @@ pub(in crate::state) struct Objects {
     checksums: Vec<u64>,
     vacant: Vec<ObjectSlot>,
     /// Slots by key, in many tables, so that the growth of one is quick.
-    by_key: Box<[HashTable<Entry>]>,
+    by_key: Box<[HashTable<KeyEntry>]>,
     tenants: HashMap<TenantId, TenantIndex, FxSeededState>,
     tenant_names: Vec<TenantId>,
     seed: u64,
@@ -127,7 +127,7 @@ pub(in crate::state) struct Objects {
 
 /// An entry of a table of keys.
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct KeyEntry {
     slot: ObjectSlot,
     /// Hash of the key, so that a table can grow and skip other keys without reading keys.
     hash: KeyHash,
@@ -237,7 +237,7 @@ impl Objects {
             if self.get(slot).is_some() {
                 let hash = self.key_hash(slot);
                 let table = &mut self.by_key[table_of(hash)];
-                let entry = Entry { slot, hash };
+                let entry = KeyEntry { slot, hash };
                 table.insert_unique(spread(hash), entry, |entry| spread(entry.hash));
             }
         }
@@ -284,7 +284,7 @@ impl Objects {
             protection: LeaseAndFence::default(),
             replicas: Replicas::None,
         });
-        let entry = Entry { slot, hash };
+        let entry = KeyEntry { slot, hash };
         self.by_key[table_of(hash)].insert_unique(spread(hash), entry, |entry| spread(entry.hash));
         Ok(slot)
     }
@@ -379,7 +379,7 @@ impl Objects {
     }
 }
 
-fn empty_tables() -> Box<[HashTable<Entry>]> {
+fn empty_tables() -> Box<[HashTable<KeyEntry>]> {
     (0..TABLES).map(|_| HashTable::new()).collect()
 }
 

@@ -8,7 +8,7 @@ use crate::state::{
     ids::{DiskSlot, ObjectSlot},
     inventory::{Inventory, offloads::WaitingObject},
     ledger::effect::Effect,
-    pool::disks::{Disk, Disks},
+    pool::disks::{Disks, PoolDisk},
     replica::DISK_ORDINAL,
 };
 
@@ -172,7 +172,7 @@ pub(in crate::state) fn disk_for(
     let disks = pool.disks.kept().filter(|&(slot, disk)| {
         disk.is_readable() && disk.spec.capacity >= object.length && is_usable(slot)
     });
-    let free = |disk: &Disk| disk.spec.capacity.saturating_sub(disk.used);
+    let free = |disk: &PoolDisk| disk.spec.capacity.saturating_sub(disk.used);
     let best = disks.max_by_key(|(_, disk)| (disk.host == *host, free(disk)));
     best.map(|(slot, _)| slot)
 }

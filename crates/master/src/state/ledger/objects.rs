@@ -14,7 +14,7 @@ use crate::state::{
         Log,
         effect::{Effect, LoggedCopy, LoggedPin, ObjectName, Value},
     },
-    pool::{Pool, disks::Disk},
+    pool::{Pool, disks::PoolDisk},
     replica::{DISK_ORDINAL, Replica},
     rules::Rules,
 };
@@ -80,7 +80,7 @@ impl Pool {
     }
 }
 
-impl Disk {
+impl PoolDisk {
     /// Describes a copy in it for the log, which need not know where it lies.
     pub(in crate::state) fn logged_copy(&self) -> LoggedCopy {
         LoggedCopy { segment: self.number, offset: 0, ordinal: DISK_ORDINAL }
@@ -119,7 +119,7 @@ pub(in crate::state) fn logged_object<'a>(
         false => pool.logged_copies(&object.replicas),
     };
     let disk = catalog.disk_copies.get(slot).map(|disk| pool.disks.at(disk));
-    copies.extend(disk.filter(|disk| disk.is_kept()).map(Disk::logged_copy));
+    copies.extend(disk.filter(|disk| disk.is_kept()).map(PoolDisk::logged_copy));
     if copies.is_empty() {
         return None;
     }

@@ -14,14 +14,14 @@ pub(in crate::state) const ALL: u128 = 0;
 
 /// The kind of a record, stored in its first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::state) enum Kind {
+pub(in crate::state) enum RecordKind {
     /// A copy or a move created by a caller.
     Task,
     /// A drain job.
     Job,
 }
 
-impl Kind {
+impl RecordKind {
     fn code(self) -> u8 {
         match self {
             Self::Task => 1,

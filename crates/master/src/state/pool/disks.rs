@@ -62,7 +62,7 @@ pub(in crate::state) enum DiskPresence {
 
 /// A disk.
 #[derive(Debug)]
-pub(in crate::state) struct Disk {
+pub(in crate::state) struct PoolDisk {
     pub(in crate::state) number: SegmentNumber,
     pub(in crate::state) spec: DiskSpec,
     pub(in crate::state) client: ClientId,
@@ -76,7 +76,7 @@ pub(in crate::state) struct Disk {
     pub(in crate::state) objects: u64,
 }
 
-impl Disk {
+impl PoolDisk {
     /// Returns whether readers may be sent to it.
     pub(in crate::state) fn is_readable(&self) -> bool {
         self.presence == DiskPresence::Present
@@ -96,20 +96,20 @@ impl Disk {
 /// All disks, each in a slot that stays taken until no object refers to it.
 #[derive(Debug, Default)]
 pub(in crate::state) struct Disks {
-    slots: Vec<Option<Disk>>,
+    slots: Vec<Option<PoolDisk>>,
     by_id: FxHashMap<SegmentId, DiskSlot>,
     /// Number of disks that are away.
     away: usize,
 }
 
 impl Disks {
-    pub(in crate::state) fn at(&self, slot: DiskSlot) -> &Disk {
+    pub(in crate::state) fn at(&self, slot: DiskSlot) -> &PoolDisk {
         self.slots[usize::from(slot.number())]
             .as_ref()
             .expect("a copy names only disks that are kept")
     }
 
-    pub(in crate::state) fn at_mut(&mut self, slot: DiskSlot) -> &mut Disk {
+    pub(in crate::state) fn at_mut(&mut self, slot: DiskSlot) -> &mut PoolDisk {
         self.slots[usize::from(slot.number())]
             .as_mut()
             .expect("a copy names only disks that are kept")
@@ -120,7 +120,7 @@ impl Disks {
     }
 
     /// Returns the disks that have not left the pool.
-    pub(in crate::state) fn kept(&self) -> impl Iterator<Item = (DiskSlot, &Disk)> {
+    pub(in crate::state) fn kept(&self) -> impl Iterator<Item = (DiskSlot, &PoolDisk)> {
         let numbered = (0..).zip(&self.slots);
         numbered
             .filter_map(|(slot, disk)| Some((DiskSlot::new(slot), disk.as_ref()?)))
@@ -129,7 +129,7 @@ impl Disks {
 
     /// Returns the disks that a client has open.
     pub(in crate::state) fn of_client(&self, client: ClientId) -> Vec<DiskSlot> {
-        let is_open = |disk: &Disk| disk.client == client && !disk.is_away();
+        let is_open = |disk: &PoolDisk| disk.client == client && !disk.is_away();
         self.kept().filter(|(_, disk)| is_open(disk)).map(|(slot, _)| slot).collect()
     }
 
@@ -163,7 +163,7 @@ impl Disks {
         let slot = DiskSlot::new(index as u16);
         self.by_id.insert(spec.id, slot);
         self.away += usize::from(matches!(presence, DiskPresence::Away(_)));
-        self.slots[index] = Some(Disk {
+        self.slots[index] = Some(PoolDisk {
             number,
             host: host_of(&spec.name),
             client,

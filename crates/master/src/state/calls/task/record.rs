@@ -17,14 +17,14 @@ use crate::state::{
             Effect,
             codec::{Reader, Writer},
         },
-        task_record::{Kind, read_moment, read_texts, write_moment, write_texts},
+        task_record::{RecordKind, read_moment, read_texts, write_moment, write_texts},
     },
 };
 
 impl Task {
     /// Encodes the task for the log.
     pub(in crate::state) fn record(&self, objects: &Objects) -> Vec<u8> {
-        let mut record = Kind::Task.begin();
+        let mut record = RecordKind::Task.begin();
         let out = &mut Writer(&mut record);
         write_moment(out, self.created);
         match &self.goal {

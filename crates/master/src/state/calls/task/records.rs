@@ -12,7 +12,7 @@ use crate::state::{
             Effect,
             codec::{Reader, Writer},
         },
-        task_record::{ALL, Kind},
+        task_record::{ALL, RecordKind},
     },
 };
 
@@ -40,12 +40,12 @@ impl TaskCalls<'_> {
         let (mut tasks, mut jobs) = (Vec::new(), Vec::new());
         for (id, record) in records {
             let input = &mut Reader::new(&record);
-            let is_read = match input.byte().and_then(Kind::from_code) {
-                Some(Kind::Task) => self
+            let is_read = match input.byte().and_then(RecordKind::from_code) {
+                Some(RecordKind::Task) => self
                     .read_task(now, input)
                     .map(|task| tasks.push((TaskId::from_bits(id), task)))
                     .is_some(),
-                Some(Kind::Job) => {
+                Some(RecordKind::Job) => {
                     let id = JobId::from_bits(id);
                     self.read_job(now, id, input).map(|job| jobs.push((id, job))).is_some()
                 }

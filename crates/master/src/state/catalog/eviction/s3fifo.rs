@@ -24,12 +24,12 @@ pub struct S3Fifo {
     links: IndexLinks<ObjectSlot>,
     small: IndexList<ObjectSlot>,
     main: IndexList<ObjectSlot>,
-    entries: Vec<Entry>,
+    entries: Vec<CountedEntry>,
     ghosts: GhostTable,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Entry {
+struct CountedEntry {
     uses: u8,
     is_main: bool,
 }
@@ -80,9 +80,9 @@ impl EvictionPolicy for S3Fifo {
             return;
         }
         if object.index() >= self.entries.len() {
-            self.entries.resize(object.index() + 1, Entry::default());
+            self.entries.resize(object.index() + 1, CountedEntry::default());
         }
-        self.entries[object.index()] = Entry { uses: 0, is_main: false };
+        self.entries[object.index()] = CountedEntry { uses: 0, is_main: false };
         self.ghosts.make_room(self.main.count());
         let is_main = self.ghosts.recall(hash);
         self.push(object, is_main);

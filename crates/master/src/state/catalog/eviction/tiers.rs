@@ -28,7 +28,7 @@ const AGE_MAX: u32 = 1 << 28;
 /// Objects by tier, each with its last use. Takes 16 bytes per object.
 #[derive(Debug)]
 pub(in crate::state) struct Tiers<S> {
-    entries: Vec<Entry>,
+    entries: Vec<TieredEntry>,
     tiers: [Tier; TIERS],
     /// The tick of the last bounding of ages.
     bounded: u32,
@@ -37,7 +37,7 @@ pub(in crate::state) struct Tiers<S> {
 
 /// The record of an object. The record outlives the object's stay in a tier.
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct TieredEntry {
     earlier: u32,
     later: u32,
     /// The tick of the last use, and the tier.
@@ -67,7 +67,7 @@ impl Default for Tier {
     }
 }
 
-impl Entry {
+impl TieredEntry {
     const UNKNOWN: Self = Self { earlier: OUT, later: OUT, stamp: 0, hash: KeyHash::new(0) };
 
     fn tier(self) -> usize {
@@ -86,7 +86,7 @@ impl<S: Slot> Tiers<S> {
     pub(in crate::state) fn push(&mut self, object: S, hash: KeyHash, tier: usize, tick: u32) {
         let (object, index) = (object.to_number(), object.index());
         if index >= self.entries.len() {
-            self.entries.resize(index + 1, Entry::UNKNOWN);
+            self.entries.resize(index + 1, TieredEntry::UNKNOWN);
         }
         self.entries[index].hash = hash;
         self.entries[index].stamp = tick << TIER_BITS | tier as u32;
@@ -109,7 +109,7 @@ impl<S: Slot> Tiers<S> {
 
     fn unlink(&mut self, object: u32) {
         let entry = self.entries[object as usize];
-        let Entry { earlier, later, .. } = entry;
+        let TieredEntry { earlier, later, .. } = entry;
         let tier = &mut self.tiers[entry.tier()];
         tier.count -= 1;
         if tier.newest == object {
@@ -167,7 +167,7 @@ impl<S: Slot> Tiers<S> {
     /// Clears the record of an object that is in no tier.
     pub(in crate::state) fn forget(&mut self, object: S) {
         if let Some(entry) = self.entries.get_mut(object.index()) {
-            *entry = Entry::UNKNOWN;
+            *entry = TieredEntry::UNKNOWN;
         }
     }
 
@@ -228,7 +228,7 @@ impl<S: Slot> Tiers<S> {
     }
 }
 
-fn age(entry: Entry, tick: u32) -> u32 {
+fn age(entry: TieredEntry, tick: u32) -> u32 {
     tick.wrapping_sub(entry.tick()) & TICK_MASK
 }
 

@@ -17,7 +17,7 @@ use crate::state::{
             Effect,
             codec::{Reader, Writer},
         },
-        task_record::{Kind, read_moment, read_texts, write_moment, write_texts},
+        task_record::{RecordKind, read_moment, read_texts, write_moment, write_texts},
     },
     pool::segment::{SegmentSet, SegmentStatus},
 };
@@ -30,7 +30,7 @@ impl Job {
     /// Encodes the job for the log. Objects that could not be moved are retried after a restart, so
     /// they are counted only in finished jobs.
     pub(in crate::state) fn record(&self) -> Vec<u8> {
-        let mut record = Kind::Job.begin();
+        let mut record = RecordKind::Job.begin();
         let (out, view) = (&mut Writer(&mut record), &self.view);
         let status = match view.status {
             JobStatus::Created | JobStatus::Planning | JobStatus::Running => 0,
