@@ -1,4 +1,5 @@
-//! The size of types: one that does everything cannot be understood or tested part by part.
+//! Types: their size, since one that does everything cannot be understood or tested part by part, their
+//! names, and where their methods stand.
 
 use std::collections::BTreeMap;
 
@@ -151,4 +152,131 @@ fn test_modules(files: &[File]) -> Vec<String> {
         modules.extend(named.map(|name| format!("{folder}/{}", &name[1])));
     }
     modules
+}
+
+/// Methods that stand outside of the file and the folder of their type, with the reason. The list only shrinks:
+/// move them and delete their row.
+const METHODS_ELSEWHERE: &[(&str, &str, &str)] = &[
+    ("crates/base/src/env.rs", "Unsupported", "it alone reads the environment"),
+    ("crates/master/src/state.rs", "TaskCalls", "only tests and benchmarks call them"),
+    ("crates/master/src/state/calls/task.rs", "Tasks", "to be moved to the table"),
+    ("crates/master/src/state/calls/task/confirmation.rs", "Tasks", "to be moved to the table"),
+    (
+        "crates/master/src/state/calls/task/record.rs",
+        "Task",
+        "the bytes of the log, beside those of jobs",
+    ),
+    ("crates/master/src/state/ledger/events.rs", "Catalog", "the layer below knows no events"),
+    ("crates/master/src/state/ledger/objects.rs", "Objects", "the layer below knows no log"),
+    ("crates/master/src/state/ledger/objects.rs", "Pool", "the layer below knows no log"),
+    ("crates/master/src/state/ledger/objects.rs", "PoolDisk", "the layer below knows no log"),
+    ("crates/master/src/state/pool/reserved.rs", "Segment", "to be moved to the segment"),
+    ("crates/verbs/src/event.rs", "Context", "one file has all calls about a subject of ibverbs"),
+    ("crates/verbs/src/fake/functions.rs", "ContextObject", "only these functions need it"),
+    ("crates/verbs/src/gid.rs", "Context", "one file has all calls about a subject of ibverbs"),
+    ("crates/verbs/src/port.rs", "Context", "one file has all calls about a subject of ibverbs"),
+];
+
+/// Folders whose files add methods to types outside of it, by subject: docs/decisions has the reason.
+const METHODS_BY_SUBJECT: &[(&str, &[&str])] =
+    &[("crates/python/src/verbs/", &["Pending", "Store"])];
+
+#[test]
+fn methods_stand_in_the_file_or_folder_of_their_type() {
+    let found = methods_elsewhere(&files());
+    let is_listed = |path: &str, owner: &str| {
+        METHODS_ELSEWHERE.iter().any(|(file, name, _)| *file == path && *name == owner)
+            || METHODS_BY_SUBJECT
+                .iter()
+                .any(|(folder, names)| path.starts_with(folder) && names.contains(&owner))
+    };
+    let mut wrong: Vec<_> = found
+        .iter()
+        .filter(|(path, _, owner)| !is_listed(path, owner))
+        .map(|(path, line, owner)| format!("{path}:{line}: methods of {owner}"))
+        .collect();
+    for (file, name, reason) in METHODS_ELSEWHERE {
+        assert!(reason.split(' ').count() >= 3, "{file}: {name} needs a reason");
+        if !found.iter().any(|(path, _, owner)| path == file && owner == name) {
+            wrong.push(format!("{file}: has no methods of {name} any more"));
+        }
+    }
+    report("methods outside of the file and the folder of their type", &wrong);
+}
+
+/// Returns path, line and type of each inherent impl block outside of the file and the folder of its type. Types that
+/// a macro or a generator makes have no place of their own.
+fn methods_elsewhere(files: &[File]) -> Vec<(String, usize, String)> {
+    let definition = regex(r"^(?:pub(?:\([^)]*\))? )?(?:struct|enum|union|type) (\w+)");
+    let of_tests = test_modules(files);
+    let sources = files.iter().filter(|file| {
+        let is_source = crate_of(&file.path)
+            .is_some_and(|owner| file.path[7 + owner.len()..].starts_with("/src/"));
+        let is_of_tests = of_tests.iter().any(|module| file.path.starts_with(module));
+        is_source && file.is("rs") && !file.is_generated() && !is_of_tests
+    });
+    let sources: Vec<_> = sources.collect();
+    let mut homes: BTreeMap<(&str, String), Vec<&str>> = BTreeMap::new();
+    for file in &sources {
+        let owner = crate_of(&file.path).expect("a source lies in a crate");
+        for (_, line) in file.code_lines() {
+            if let Some(name) = definition.captures(line) {
+                homes.entry((owner, name[1].to_owned())).or_default().push(&file.path);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    for file in &sources {
+        let owner = crate_of(&file.path).expect("a source lies in a crate");
+        for (line, name) in inherent_impls(file) {
+            let Some(homes) = homes.get(&(owner, name.clone())) else { continue };
+            let is_at_home = homes.iter().any(|home| {
+                let folder = home.trim_end_matches("lib.rs").trim_end_matches(".rs");
+                *home == file.path
+                    || file.path.starts_with(&format!("{}/", folder.trim_end_matches('/')))
+            });
+            if !is_at_home {
+                found.push((file.path.clone(), line, name));
+            }
+        }
+    }
+    found
+}
+
+/// Returns line and type of each impl block of a file that is not that of a trait.
+fn inherent_impls(file: &File) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    let mut header: Option<(usize, String)> = None;
+    for (number, line) in file.code_lines() {
+        if line.starts_with("impl") {
+            header = Some((number, String::new()));
+        }
+        if let Some((first, text)) = &mut header {
+            text.push_str(line);
+            text.push(' ');
+            if line.contains('{') {
+                // The `for` of a lifetime is followed by `<`.
+                let of_trait = text.split(" where ").next().unwrap_or_default();
+                let is_of_trait = of_trait.replace(" for<", "").contains(" for ");
+                found.extend(type_of(text).filter(|_| !is_of_trait).map(|name| (*first, name)));
+                header = None;
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn methods_away_from_their_type_are_found() {
+    let file = |path: &str, text: &str| File {
+        path: format!("crates/a/src/{path}"),
+        text: text.to_owned(),
+    };
+    let methods = "impl<T>\n    Parts<T>\nwhere\n    T: Copy,\n{\n}\nimpl Debug for Parts<u8> {\n}\nimpl Made {\n}\n";
+    let files = [
+        file("parts.rs", &format!("pub(crate) struct Parts<T>(T);\n{methods}")),
+        file("parts/list.rs", methods),
+        file("other.rs", methods),
+    ];
+    assert_eq!(methods_elsewhere(&files), [("crates/a/src/other.rs".into(), 1, "Parts".into())]);
 }
