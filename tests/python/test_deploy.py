@@ -106,6 +106,11 @@ def test_clients_of_several_masters_name_each():
     assert listed is not None
     names = [address.partition(".")[0] for address in listed[1].split(",")]
     assert names == [f"mooncake-master-{index}" for index in range(int(replicas[1]))]
+    # They may label their own pods.
+    election = (folder / "election.yaml").read_text(encoding="utf-8")
+    pods = re.search(r"resources: \[pods\]\s+resourceNames: \[(.*)\]\s+verbs: \[patch\]", election)
+    assert pods is not None
+    assert pods[1].split(", ") == names
     suffixes = {address.partition(".")[2] for address in listed[1].split(",")}
     assert f"--advertise_address=$(POD_NAME).{suffixes.pop()}" in text
     assert suffixes == set()

@@ -195,7 +195,7 @@ variables! {
     VLLM_MOONCAKE_PROTOCOL: Text => "rdma", "Transport protocol of the engine of a vLLM worker; rdma means TCP where there is no RDMA device.";
     MOONCAKE_STATE_DIR: Text => "", "Directory for the master's log and snapshots.";
     MOONCAKE_ON_LOG_FAILURE: Text => "auto", "What the master does when its log cannot be written: stop, continue or auto; see its option on_log_failure.";
-    POD_NAME: Text => "", "Name of the pod of a master in Kubernetes.";
+    POD_NAME: Text => "", "Name of the pod of a master in Kubernetes, which has a label while the master leads.";
     POD_NAMESPACE: Text => "", "Namespace of the pod of a master in Kubernetes, in which its Lease is.";
     XDG_STATE_HOME: Text => "", "Directory of the user's state, under which the master keeps its log by default.";
     HOME: Text => "", "Home directory of the user; if XDG_STATE_HOME is not set, `.local/state` in this directory is used instead.";

@@ -7,9 +7,10 @@
 //! the observer.
 
 mod api;
+mod leader_label;
 mod time;
 
-use std::{path::Path, time::Duration};
+use std::time::Duration;
 
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock, sync::Mutex};
 use serde_json::{Value, json};
@@ -17,6 +18,7 @@ use serde_json::{Value, json};
 use self::time::rfc3339;
 pub use api::ApiServer;
 use api::Written;
+pub use leader_label::LeaderLabel;
 
 use crate::{
     etcd::whole_seconds,
@@ -33,10 +35,6 @@ const OWNER: &str = "mooncake.io/owner-token";
 
 /// Attempts of a change whose object is changed by others meanwhile.
 const TRIES: usize = 4;
-
-/// The API server as a pod reaches it, and the files of its service account.
-const API_SERVER: &str = "https://kubernetes.default.svc";
-const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// A cluster's leader in a Lease.
 #[derive(Debug)]
@@ -69,15 +67,7 @@ impl KubernetesLease {
     /// # Errors
     /// The program does not run in a pod, or a name is invalid.
     pub fn in_pod(namespace: &str, name: &str, ttl: Duration) -> Result<Self> {
-        let folder = Path::new(SERVICE_ACCOUNT);
-        let certificates = std::fs::read(folder.join("ca.crt")).map_err(|source| {
-            let text = "the service account of the pod cannot be read; k8s:// works inside pods";
-            Error::new(ErrorCode::K8S_LEASE_OPERATION_ERROR, text)
-                .with("folder", SERVICE_ACCOUNT)
-                .caused_by(source)
-        })?;
-        let token = Some(folder.join("token"));
-        Self::new(ApiServer::new(API_SERVER, namespace, Some(&certificates), token)?, name, ttl)
+        Self::new(ApiServer::in_pod(Some(namespace))?, name, ttl)
     }
 
     /// Returns whether the lease in an object is over, by what this process has observed.

@@ -27,6 +27,8 @@ pub enum Request<'a> {
     Put(&'a [u8]),
     /// Sends a document.
     Post(&'a [u8]),
+    /// Changes a part of a document.
+    Patch(&'a [u8]),
     /// Removes a document.
     Delete,
 }
@@ -200,6 +202,7 @@ impl HttpClient {
             Request::Delete => self.run(build("DELETE").body(()), left),
             Request::Put(body) => self.run(build("PUT").body(body), left),
             Request::Post(body) => self.run(build("POST").body(body), left),
+            Request::Patch(body) => self.run(build("PATCH").body(body), left),
         };
         sent.map_err(|failure| self.unreachable(failure, url))
     }

@@ -30,7 +30,9 @@ use std::{
 };
 
 use mooncake_base::{Clock, Error, ErrorCode, Result, SystemClock, sync::Mutex};
-use mooncake_election::{Election, Elector, History, LeaseService, MemberId, Timing, View};
+use mooncake_election::{
+    Election, Elector, History, LeaseService, MemberId, Timing, View, kubernetes::LeaderLabel,
+};
 use tokio::sync::oneshot;
 
 pub(crate) use self::{director::Director, shipping::LogSource};
@@ -50,6 +52,8 @@ pub(crate) struct Cluster {
     next_frame: AtomicU64,
     /// A request to hand the leadership over.
     handover: Mutex<Option<Handover>>,
+    /// The label of the pod in Kubernetes.
+    label: Option<LeaderLabel>,
 }
 
 /// The settings of a member.
@@ -120,6 +124,7 @@ impl Cluster {
             state: Mutex::new((MemberState::Starting, 0)),
             next_frame: AtomicU64::new(1),
             handover: Mutex::default(),
+            label: backend::leader_label(config)?,
         })
     }
 
@@ -161,6 +166,9 @@ impl Cluster {
         if *present != state {
             tracing::info!(from = present.name(), to = state.name(), "the state of this master");
             (*present, *changes) = (state, *changes + 1);
+            if let Some(label) = &self.label {
+                label.set(state == MemberState::Serving);
+            }
         }
     }
 }

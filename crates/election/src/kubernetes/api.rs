@@ -1,6 +1,10 @@
-//! The part of the Kubernetes API that a Lease needs: get, create, replace, watch.
+//! The part of the Kubernetes API that a Lease needs: get, create, replace, watch; and changes of a pod.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use mooncake_base::{Error, ErrorCode, Moment, Result};
 use mooncake_kv_client::http::{Answer, HttpClient, JSON, Request};
@@ -17,11 +21,20 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum length of a name in Kubernetes.
 const NAME_BYTES_MAX: usize = 253;
 
-/// The API server, and the namespace of a Lease.
+/// The API server as a pod reaches it, and the files of its service account.
+const API_SERVER: &str = "https://kubernetes.default.svc";
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// The body is laid over the object: `null` removes a field.
+const MERGE_PATCH: (&str, &str) = ("content-type", "application/merge-patch+json");
+
+/// The API server, and a namespace in it.
 #[derive(Debug)]
 pub struct ApiServer {
     /// URL of the Leases of the namespace.
     url: String,
+    /// URL of the pods of the namespace.
+    pods_url: String,
     namespace: String,
     /// The file of the token of the service account. Kubernetes replaces it now and then.
     token_file: Option<PathBuf>,
@@ -54,13 +67,38 @@ impl ApiServer {
                 HttpClient::with_root_certificates(CONNECT_TIMEOUT, BYTES_MAX, &TEXTS, pem)?
             }
         };
-        let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases");
+        let server = url.trim_end_matches('/');
         Ok(Self {
-            url: format!("{}{path}", url.trim_end_matches('/')),
+            url: format!("{server}/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"),
+            pods_url: format!("{server}/api/v1/namespaces/{namespace}/pods"),
             namespace: namespace.to_owned(),
             token_file,
             http_client,
         })
+    }
+
+    /// Creates the client for a program in a pod, with the service account of the pod. `None`: the
+    /// namespace of the pod.
+    ///
+    /// # Errors
+    /// The program does not run in a pod, or the namespace is no name.
+    pub fn in_pod(namespace: Option<&str>) -> Result<Self> {
+        let folder = Path::new(SERVICE_ACCOUNT);
+        let read = |name: &str| {
+            fs::read(folder.join(name)).map_err(|source| {
+                let text =
+                    "the service account of the pod cannot be read; k8s:// works inside pods";
+                Error::new(ErrorCode::K8S_LEASE_OPERATION_ERROR, text)
+                    .with("folder", SERVICE_ACCOUNT)
+                    .caused_by(source)
+            })
+        };
+        let certificates = read("ca.crt")?;
+        let namespace = match namespace {
+            Some(namespace) => namespace.to_owned(),
+            None => String::from_utf8_lossy(&read("namespace")?).trim().to_owned(),
+        };
+        Self::new(API_SERVER, &namespace, Some(&certificates), Some(folder.join("token")))
     }
 
     pub(super) fn namespace(&self) -> &str {
@@ -99,6 +137,14 @@ impl ApiServer {
         self.write(Request::Put(&body), &format!("{}/{name}", self.url), deadline)
     }
 
+    /// Lays a document over that of a pod.
+    pub(super) fn patch_pod(&self, name: &str, patch: &Value, deadline: Moment) -> Result<()> {
+        let body = patch.to_string().into_bytes();
+        let url = format!("{}/{name}", self.pods_url);
+        let answer = self.call(Request::Patch(&body), &url, deadline)?;
+        self.object(&answer, &url).map(drop)
+    }
+
     /// Returns when the object changes after a version. `RPC_TIMEOUT` at the deadline.
     pub(super) fn wait_for_change(&self, name: &str, after: &str, deadline: Moment) -> Result<()> {
         let token = self.token()?;
@@ -125,7 +171,8 @@ impl ApiServer {
 
     fn call(&self, request: Request<'_>, url: &str, deadline: Moment) -> Result<Answer> {
         let token = self.token()?;
-        let mut headers = vec![JSON];
+        let is_patch = matches!(request, Request::Patch(_));
+        let mut headers = vec![if is_patch { MERGE_PATCH } else { JSON }];
         headers.extend(token.as_deref().map(|token| ("authorization", token)));
         self.http_client.call(request, url, &headers, deadline)
     }

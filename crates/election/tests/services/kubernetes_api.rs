@@ -1,4 +1,5 @@
-//! A fake Kubernetes API: Leases in memory, versions that are compared, watches; over TLS on request.
+//! A fake Kubernetes API: Leases in memory, versions that are compared, watches, labels of pods; over
+//! TLS on request.
 
 use std::{
     collections::BTreeMap,
@@ -24,18 +25,29 @@ const KEY: &[u8] = include_bytes!("key.pem");
 pub(crate) struct KubernetesApi {
     port: u16,
     scheme: &'static str,
+    objects: Arc<Objects>,
 }
 
 #[derive(Default)]
 struct Objects {
     by_name: Mutex<(u64, BTreeMap<String, Value>)>,
+    pods: Mutex<Pods>,
     changed: Condvar,
 }
 
-/// A request: method, path, value of the authorization header, body.
+/// The labels of the pods, and the status with which changes of them are refused.
+#[derive(Default)]
+struct Pods {
+    labels: BTreeMap<String, BTreeMap<String, String>>,
+    refusal: Option<u16>,
+    refused: usize,
+}
+
+/// A request: method, path, values of two headers, body.
 struct Request {
     method: String,
     path: String,
+    content_type: String,
     authorization: String,
     body: Vec<u8>,
 }
@@ -65,10 +77,37 @@ impl KubernetesApi {
         format!("{}://127.0.0.1:{}", self.scheme, self.port)
     }
 
+    /// Creates a pod with a label.
+    pub(crate) fn add_pod(&self, name: &str, label: (&str, &str)) {
+        let labels = BTreeMap::from([(label.0.to_owned(), label.1.to_owned())]);
+        self.objects.pods.lock().labels.insert(name.to_owned(), labels);
+    }
+
+    /// Refuses changes of pods with a status, or no longer. Returns how many were refused before.
+    pub(crate) fn refuse_pods(&self, status: Option<u16>) -> usize {
+        let mut pods = self.objects.pods.lock();
+        pods.refusal = status;
+        std::mem::take(&mut pods.refused)
+    }
+
+    /// Waits until the labels of a pod, or the number of refused changes, are as wanted.
+    pub(crate) fn wait_for_pod(
+        &self,
+        name: &str,
+        is_wanted: impl Fn(&BTreeMap<String, String>, usize) -> bool,
+    ) {
+        let mut pods = self.objects.pods.lock();
+        while !is_wanted(&pods.labels[name], pods.refused) {
+            let waited = self.objects.changed.wait_for(&mut pods, Duration::from_secs(20));
+            assert!(!waited.timed_out(), "the labels are {:?}", pods.labels[name]);
+        }
+    }
+
     fn serve(scheme: &'static str, authorization: &str, tls: Option<Arc<ServerConfig>>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let objects = Arc::<Objects>::default();
+        let kept = Arc::clone(&objects);
         let authorization = authorization.to_owned();
         thread::spawn(move || {
             for stream in listener.incoming() {
@@ -78,7 +117,7 @@ impl KubernetesApi {
                 thread::spawn(move || answer(open(stream, tls), &authorization, &objects));
             }
         });
-        Self { port, scheme }
+        Self { port, scheme, objects: kept }
     }
 }
 
@@ -98,6 +137,11 @@ fn answer(stream: Box<dyn Stream>, authorization: &str, objects: &Objects) -> io
         return respond(&mut *stream, 401, &json!({ "reason": "Unauthorized" }));
     }
     let (path, query) = request.path.split_once('?').unwrap_or((&request.path, ""));
+    if let Some(pod) = path.strip_prefix("/api/v1/namespaces/default/pods/") {
+        assert_eq!(request.content_type, "application/merge-patch+json");
+        let (status, body) = objects.patch_pod(pod, &request.body);
+        return respond(&mut *stream, status, &body);
+    }
     let rest = path.strip_prefix("/apis/coordination.k8s.io/v1/namespaces/default/leases").unwrap();
     if query.contains("watch=1") {
         return watch(&mut *stream, query, objects);
@@ -112,20 +156,21 @@ fn read(reader: &mut BufReader<Box<dyn Stream>>) -> io::Result<Request> {
     reader.read_line(&mut line)?;
     let mut words = line.split_whitespace().map(str::to_owned);
     let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    let (mut authorization, mut length) = (String::new(), 0);
+    let (mut authorization, mut content_type, mut length) = (String::new(), String::new(), 0);
     loop {
         let mut line = String::new();
         reader.read_line(&mut line)?;
         let Some((name, value)) = line.trim().split_once(':') else { break };
         match &*name.to_ascii_lowercase() {
             "authorization" => value.trim().clone_into(&mut authorization),
+            "content-type" => value.trim().clone_into(&mut content_type),
             "content-length" => length = value.trim().parse().unwrap(),
             _ => {}
         }
     }
     let mut body = vec![0; length];
     reader.read_exact(&mut body)?;
-    Ok(Request { method, path, authorization, body })
+    Ok(Request { method, path, content_type, authorization, body })
 }
 
 fn respond(stream: &mut dyn Stream, status: u16, body: &Value) -> io::Result<()> {
@@ -161,6 +206,26 @@ fn watch(stream: &mut dyn Stream, query: &str, objects: &Objects) -> io::Result<
 }
 
 impl Objects {
+    fn patch_pod(&self, name: &str, patch: &[u8]) -> (u16, Value) {
+        let patch: Value = serde_json::from_slice(patch).unwrap();
+        let mut pods = self.pods.lock();
+        self.changed.notify_all();
+        if let Some(status) = pods.refusal {
+            pods.refused += 1;
+            return (status, json!({ "reason": "Forbidden" }));
+        }
+        let Some(labels) = pods.labels.get_mut(name) else {
+            return (404, json!({ "reason": "NotFound" }));
+        };
+        for (label, value) in patch["metadata"]["labels"].as_object().unwrap() {
+            match value.as_str() {
+                Some(value) => labels.insert(label.clone(), value.to_owned()),
+                None => labels.remove(label),
+            };
+        }
+        (200, json!({ "metadata": { "name": name, "labels": labels } }))
+    }
+
     fn change(&self, method: &str, name: &str, body: &[u8]) -> (u16, Value) {
         let mut state = self.by_name.lock();
         let (counter, by_name) = &mut *state;

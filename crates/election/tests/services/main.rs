@@ -14,7 +14,7 @@ use mooncake_election::{
     ClusterId, Election, Elector, InSyncSet, LeaderAddress, LeaseService, MemberId, Role, Timing,
     View,
     etcd::EtcdLease,
-    kubernetes::{ApiServer, KubernetesLease},
+    kubernetes::{ApiServer, KubernetesLease, LeaderLabel},
     redis::RedisLease,
     rules::History,
 };
@@ -45,6 +45,7 @@ fn main() -> ExitCode {
         trial(no_redis, "emptied_redis_elects_nobody", emptied_redis_elects_nobody),
         trial(None, "kubernetes_grants_one_lease", kubernetes_grants_one_lease),
         trial(None, "kubernetes_is_reached_over_tls", kubernetes_is_reached_over_tls),
+        trial(None, "pod_of_the_leader_has_a_label", pod_of_the_leader_has_a_label),
     ];
     libtest_mimic::run(&arguments, trials).exit_code()
 }
@@ -109,6 +110,37 @@ fn kubernetes_is_reached_over_tls() {
     lease(None).read(soon()).unwrap_err();
     ApiServer::new(&api.url(), "default", Some(b"no certificate"), None).unwrap_err();
     ApiServer::new(&api.url(), "Bad/Name", None, None).unwrap_err();
+}
+
+fn pod_of_the_leader_has_a_label() {
+    const LABEL: &str = "mooncake.io/store-role";
+    let api = KubernetesApi::start();
+    // An earlier process of the pod was killed while it led.
+    api.add_pod("m-0", (LABEL, "leader"));
+    let server = || ApiServer::new(&api.url(), "default", None, None).unwrap();
+    LeaderLabel::start(server(), "Bad/Name").unwrap_err();
+    let label = LeaderLabel::start(server(), "m-0").unwrap();
+    api.wait_for_pod("m-0", |labels, _| labels.is_empty());
+    label.set(true);
+    api.wait_for_pod("m-0", |labels, _| labels.get(LABEL).is_some_and(|role| role == "leader"));
+    // A change that is refused is repeated.
+    api.refuse_pods(Some(403));
+    label.set(false);
+    api.wait_for_pod("m-0", |labels, refused| refused > 0 && !labels.is_empty());
+    api.refuse_pods(None);
+    api.wait_for_pod("m-0", |labels, _| labels.is_empty());
+    label.set(true);
+    api.wait_for_pod("m-0", |labels, _| !labels.is_empty());
+    label.close();
+    api.wait_for_pod("m-0", |labels, _| labels.is_empty());
+    label.set(true);
+    drop(label);
+    api.wait_for_pod("m-0", |labels, _| labels.is_empty());
+    // The end of the process waits for no server that refuses.
+    api.add_pod("m-1", (LABEL, "leader"));
+    api.refuse_pods(Some(500));
+    drop(LeaderLabel::start(server(), "m-1").unwrap());
+    assert!(api.refuse_pods(None) > 0);
 }
 
 fn etcd_watch_survives_compaction() {

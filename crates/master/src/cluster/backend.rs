@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use mooncake_base::{Endpoint, Result};
 use mooncake_election::{
-    ClusterId, LeaseService, etcd::EtcdLease, kubernetes::KubernetesLease, redis::RedisLease,
+    ClusterId, LeaseService,
+    etcd::EtcdLease,
+    kubernetes::{ApiServer, KubernetesLease, LeaderLabel},
+    redis::RedisLease,
 };
 use mooncake_kv_client::redis::RedisAddress;
 
@@ -37,6 +40,20 @@ pub(super) fn lease_service(config: &MasterConfig) -> Result<Arc<dyn LeaseServic
             Arc::new(KubernetesLease::in_pod(namespace, lease, settings.lease_ttl)?)
         }
     })
+}
+
+/// Begins to keep the label of the pod that says whether this master leads. `None` outside of
+/// Kubernetes, and if the options do not name the pod.
+///
+/// # Errors
+/// The name is invalid, or the service account of the pod cannot be read.
+pub(super) fn leader_label(config: &MasterConfig) -> Result<Option<LeaderLabel>> {
+    let settings = &config.cluster;
+    if settings.backend != LeaseBackend::Kubernetes || settings.pod_name.is_empty() {
+        return Ok(None);
+    }
+    let namespace = Some(&settings.pod_namespace[..]).filter(|name| !name.is_empty());
+    LeaderLabel::start(ApiServer::in_pod(namespace)?, &settings.pod_name).map(Some)
 }
 
 /// Clients name the service with a scheme; here it may be left out.

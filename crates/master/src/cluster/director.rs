@@ -121,6 +121,9 @@ impl Drop for Director {
             // A panic was raised as the fatal error.
             let _ = thread.join();
         }
+        if let Some(label) = &self.cluster.label {
+            label.close();
+        }
     }
 }
 

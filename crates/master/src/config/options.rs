@@ -231,7 +231,8 @@ pub const OPTIONS: &[Spec] = &[
     value("advertise_address", "The address at which clients and other masters reach this one, as host or host:port; by \
          default that of the RPC port.",
         |c, t| { t.clone_into(&mut c.cluster.advertised); Ok(()) }, |c| c.cluster.advertised.clone()),
-    with_env(value("pod_name", "Name of the pod of this master, told in its log.",
+    with_env(value("pod_name", "Name of the pod of this master. With --ha_backend_type=k8s the pod has the label \
+         mooncake.io/store-role=leader while it leads.",
         |c, t| { t.clone_into(&mut c.cluster.pod_name); Ok(()) }, |c| c.cluster.pod_name.clone()), &env::POD_NAME),
     with_env(value("pod_namespace", "Namespace of the pod of this master, and of the Lease unless --ha_backend_connstring names \
          another; 'default' if it is not given.",

@@ -47,7 +47,7 @@ impl HttpServer {
         // Only the owner of an entry changes it.
         let owner = match request {
             Request::Put(_) | Request::Delete => self.token.as_ref(),
-            Request::Get | Request::Post(_) => None,
+            Request::Get | Request::Post(_) | Request::Patch(_) => None,
         };
         let owner = owner.map(|token| token.metadata_owner(key));
         let header = owner.as_deref().map(|owner| (METADATA_OWNER_HEADER, owner));
