@@ -9,10 +9,13 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import MasterProcess, set_up, start_master
+from elected_masters import elected_masters
+from metadata_servers import etcd_process
 
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
@@ -221,3 +224,36 @@ def test_subscriber_reconnects_to_a_new_master(
         [again, *_], events = receive(subscriber, 1)
         assert 1 <= again <= probes
         assert events[0]["event_type"] == "stored"
+
+
+def test_next_leader_skips_sequence_numbers(subscribe: Subscribe, tmp_path: Path) -> None:
+    flags = ["--enable_kv_events", "--kv_events_bind_endpoint=tcp://127.0.0.1:*"]
+    flags.append("--kv_events_backend_id=pool-a")
+    with (
+        etcd_process(tmp_path) as (etcd, _),
+        elected_masters(f"etcd://{etcd}", tmp_path, *flags) as masters,
+    ):
+        leader = masters.leader()
+        subscriber = subscribe(endpoint_of(leader.running))
+        for member in masters.members:
+            if member is not leader:
+                subscriber.connect(endpoint_of(member.running))
+        store = MooncakeDistributedStore()
+        try:
+            assert set_up(store, masters.place) == 0
+            put_until_received(subscriber, store)
+            sequences, events = receive(subscriber, 1)
+            last, last_event = sequences[-1], events[-1]["event_id"]
+            assert leader.page("/api/v1/handover", method="POST", timeout_s=DEADLINE)[0] == 200
+            successor = masters.leader(but=[leader])
+            while subscriber.poll(0):
+                last = struct.unpack(">Q", subscriber.recv_multipart()[1])[0]
+            # A gap tells the subscriber to ask for the keys, whatever it has missed.
+            first = status_of(successor.running)["first_sequence"]
+            assert first > last + 1
+            put_until_received(subscriber, store)
+            sequences, events = receive(subscriber, 1)
+            assert sequences[0] >= first
+            assert events[0]["event_id"] >= first > last_event
+        finally:
+            store.close()

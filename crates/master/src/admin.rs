@@ -291,6 +291,7 @@ pub(super) fn kv_events(service: &Service) -> Value {
         status["missed_by_slow_subscribers"] = counts.missed.into();
         status["subscribers"] = counts.subscribers.into();
         status["endpoint"] = events.endpoint().into();
+        status["first_sequence"] = events.first_sequence().into();
     }
     status
 }

@@ -5,7 +5,8 @@
 //! is still locked and never blocks. One task packs them into messages of three frames (an empty
 //! topic, a sequence number, MessagePack) and sends those to every subscriber. A full queue drops
 //! its oldest event together with a sequence number, so that subscribers see a gap. A slow
-//! subscriber misses messages without affecting others.
+//! subscriber misses messages without affecting others. One of several masters that begins to lead
+//! skips the numbers of earlier leaders: what changed in between was not published.
 
 mod message;
 mod subscriber;
@@ -18,7 +19,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use bytes::Bytes;
@@ -56,6 +57,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub struct Events {
     config: EventsConfig,
     address: SocketAddr,
+    /// The number before that of the first message.
+    before: u64,
     queue: Mutex<EventQueue>,
     has_more: Notify,
     published_batches: AtomicU64,
@@ -92,10 +95,12 @@ struct EventQueue {
 }
 
 impl Events {
-    pub(crate) fn new(config: EventsConfig, address: SocketAddr) -> Self {
+    /// Creates a publisher whose messages have the numbers behind `before`.
+    pub(crate) fn new(config: EventsConfig, address: SocketAddr, before: u64) -> Self {
         Self {
             config,
             address,
+            before,
             queue: Mutex::default(),
             has_more: Notify::new(),
             published_batches: AtomicU64::new(0),
@@ -142,6 +147,11 @@ impl Events {
             missed: read(&self.missed),
             subscribers: read(&self.subscribers),
         }
+    }
+
+    /// Returns the number of the first message.
+    pub const fn first_sequence(&self) -> u64 {
+        self.before + 1
     }
 
     /// Returns the endpoint to which subscribers connect.
@@ -202,7 +212,7 @@ impl Events {
     }
 
     async fn publish(&self, sender: &broadcast::Sender<Bytes>) {
-        let mut frame = MessageEncoder::default();
+        let mut frame = MessageEncoder::after(self.before);
         loop {
             self.has_more.notified().await;
             while let Some(batch) = self.take_batch(&mut frame) {
@@ -235,6 +245,14 @@ impl Events {
         }
         Some(batch)
     }
+}
+
+/// Returns a number above those of the messages of all leaders that began to lead before `time`. No leader
+/// sends 4096 messages in a millisecond; and the numbers of this decade are below 2^53, so that every
+/// reader of JSON reads them exactly.
+pub(crate) fn sequence_at(time: SystemTime) -> u64 {
+    let since_1970 = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX).saturating_mul(4096)
 }
 
 /// Binds the endpoint of `--kv_events_bind_endpoint`.

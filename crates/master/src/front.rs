@@ -6,7 +6,7 @@
 use std::{
     io,
     sync::{Arc, OnceLock},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use axum::Router;
@@ -25,7 +25,7 @@ use crate::{
     admin::{self, metadata::Metadata},
     cluster::{Cluster, LogSource},
     config::MasterConfig,
-    events::Events,
+    events::{self, Events},
     journal::{Maintenance, RecoveredJournal},
     rlimit::connections_max,
     service::{
@@ -251,7 +251,9 @@ impl Front {
                 listener.try_clone().and_then(TcpListener::from_std).map_err(|source| {
                     Error::internal("the listener of the events cannot be used").caused_by(source)
                 })?;
-            let events = Arc::new(Events::new(self.config.events.clone(), address));
+            // A single master counts from one, as upstream's does.
+            let before = source.as_ref().map_or(0, |_| events::sequence_at(SystemTime::now()));
+            let events = Arc::new(Events::new(self.config.events.clone(), address, before));
             service.set_events(events.clone());
             tracing::info!(%address, backend_id = self.config.events.backend_id, "events are published");
             self.spawn_in(&term, events.serve(listener, term.stop.clone()));

@@ -16,6 +16,11 @@ pub(crate) struct MessageEncoder {
 }
 
 impl MessageEncoder {
+    /// Creates an encoder that counts on from a number.
+    pub(super) const fn after(before: u64) -> Self {
+        Self { sequence: before, event_id: before }
+    }
+
     /// Skips `lost` sequence numbers.
     pub(super) fn skip(&mut self, lost: u64) {
         self.sequence += lost;

@@ -17,7 +17,7 @@ fn stored(key: &str) -> ObjectEvent {
 }
 
 fn events(config: EventsConfig) -> Events {
-    Events::new(config, "127.0.0.1:1".parse().unwrap())
+    Events::new(config, "127.0.0.1:1".parse().unwrap(), 0)
 }
 
 fn sequence(message: &[u8]) -> u64 {
