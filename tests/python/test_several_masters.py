@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import pickle
 import pty
 import re
 import subprocess
@@ -180,6 +181,35 @@ def test_handover_keeps_the_objects(run: Any, cluster: Cluster) -> None:
     code, shown, _ = run("handover", "--if-leader", "--admin", standby_of(cluster, after))
     assert code == 0
     assert "nothing to hand over" in shown
+
+
+@pytest.mark.parametrize("has_list", [False, True], ids=["service", "list"])
+def test_file_system_goes_on_at_the_next_leader(run: Any, cluster: Cluster, has_list: bool) -> None:
+    files = pytest.importorskip("mooncake.files", reason="needs fsspec: pip install fsspec")
+    leader = status_in_sync(run, cluster)["leader"]
+    listed = ",".join(f"127.0.0.1:{port}" for port in cluster.ports)
+    pool = listed if has_list else cluster.place
+    with mooncake.Store(pool) as store:
+        fs = files.MooncakeFileSystem(store=store)
+        fs.pipe_file("file", b"content")
+        url = fs.unstrip_protocol("file")
+        sent = pickle.dumps(fs)
+        assert fs.cat_file(url) == b"content"
+        assert fs.cat_file(f"mooncake://{leader}/file") == b"content", "the URL of the leader"
+        with pytest.raises(ValueError, match="another pool"):
+            fs.cat_file("mooncake://127.0.0.1:1/file")
+    code, _, errors = run("handover", cluster.place)
+    assert code == 0, errors
+    # The former leader is away.
+    former = int(leader.rpartition(":")[2])
+    cluster.masters.pop(former).stop()
+    try:
+        assert pickle.loads(sent).cat_file("file") == b"content"
+        named = files.MooncakeFileSystem(**files.MooncakeFileSystem._get_kwargs_from_urls(url))
+        assert named.cat_file(url) == b"content"
+        named.store.delete("file", force=True)
+    finally:
+        cluster.start(former)
 
 
 def test_top_goes_on_at_the_next_leader(run: Any, cluster: Cluster) -> None:

@@ -76,7 +76,7 @@ class AsyncStore(AsyncObjectCalls, AsyncRangeCalls, AsyncStreamCalls, AsyncTenso
     @classmethod
     def of(cls, store: Store) -> Self:
         """Return an asynchronous handle on an open store; closing either closes both."""
-        made = cls(store.master_address, store.config)
+        made = cls(store._pool_address, store.config)
         made._attach(store)
         return made
 

@@ -234,6 +234,11 @@ class Store(ObjectCalls, RangeCalls, StreamCalls, TensorCalls):
         text = "a store has no length: its objects are counted by listing them all"
         raise TypeError(f"{text}; use stats()['pool']['keys'], or sum(1 for _ in store.keys())")
 
+    @property
+    def _pool_address(self) -> str:
+        """The address of the pool, which stays right when another master leads."""
+        return address_to_rejoin(self._master, self.master_address)
+
     def __bool__(self) -> bool:
         return True
 
@@ -249,8 +254,7 @@ class Store(ObjectCalls, RangeCalls, StreamCalls, TensorCalls):
         if native.is_embedded:
             text = "a store that runs its own pool cannot be pickled"
             raise TypeError(f"{text}; send store.master_address, and open Store(address) with it")
-        master = address_to_rejoin(self._master, self.master_address)
-        return _rejoin, (master, self._config.for_another_process(), None)
+        return _rejoin, (self._pool_address, self._config.for_another_process(), None)
 
     def __copy__(self) -> NoReturn:
         raise TypeError("a store cannot be copied; use the same one, also from other threads")

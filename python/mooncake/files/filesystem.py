@@ -26,7 +26,7 @@ from mooncake._runtime import PutOptions
 from mooncake.errors import AlreadyExistsError, MooncakeError, NotFoundError
 from mooncake.files import transfers
 from mooncake.files.listing import Entry, entries, entry
-from mooncake.files.paths import PROTOCOL, joined_url, split_url, with_port
+from mooncake.files.paths import PROTOCOL, joined_url, names_several, split_url, with_port
 from mooncake.files.stores import settings, store_at
 
 __all__ = ["MooncakeFileSystem"]
@@ -90,12 +90,13 @@ class MooncakeFileSystem(AsyncFileSystem):  # type: ignore[misc]
         if store is not None:
             settled = {"token": token, "tenant": tenant, "metadata": metadata}
             named = [name for name, value in settled.items() if value is not None]
-            if master not in (None, "", store.master_address):
+            pool = store._pool_address
+            if master not in (None, "", pool, store.master_address):
                 named.insert(0, f"master={master}")
             if named:
-                text = f"store= is a store of the pool at {store.master_address}"
+                text = f"store= is a store of the pool at {pool}"
                 raise ValueError(f"{text}; leave out {', '.join(named)}")
-            master = store.master_address
+            master = pool
         self._given = store
         self._master = master or ""
         self._config = settings(token=token, tenant=tenant, metadata=metadata)
@@ -126,14 +127,21 @@ class MooncakeFileSystem(AsyncFileSystem):  # type: ignore[misc]
         if isinstance(path, list):
             return [self._own_path(each) for each in path]
         address, own = split_url(os.fspath(path))
-        if address and with_port(address) != with_port(self._address):
+        if address and not self._is_own(address):
             text = f"{path} is in another pool than that of this file system, {self._address}"
             raise ValueError(f"{text}; fsspec.open and fsspec.url_to_fs take the pool of the URL")
         return own
 
+    def _is_own(self, address: str) -> bool:
+        """Return whether an address is that of this pool, also that of the master that leads."""
+        own, address = self._address, with_port(address)
+        if address == with_port(own) or ("," in own and address in map(with_port, own.split(","))):
+            return True
+        return names_several(own) and address == self.store.master_address
+
     @property
     def _address(self) -> str:
-        return self._master or self.store.master_address
+        return self._master or self.store._pool_address
 
     @staticmethod
     def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
