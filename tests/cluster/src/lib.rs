@@ -9,8 +9,9 @@ pub mod tally;
 
 use std::{
     env::current_exe,
+    fs,
     io::{BufRead, BufReader, Write},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
     sync::{Once, mpsc},
     time::Duration,
@@ -24,6 +25,19 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest wait for a reply of a node: far above the longest call, so that a slow call is measured
 /// and not cut off.
 pub const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Variables that cargo sets for a test, and that build scripts of dependencies look at.
+const SET_FOR_A_TEST: [&str; 9] = [
+    "CARGO_MANIFEST_DIR",
+    "CARGO_MANIFEST_LINKS",
+    "CARGO_MANIFEST_PATH",
+    "CARGO_PKG_NAME",
+    "CARGO_PKG_VERSION",
+    "CARGO_PKG_VERSION_MAJOR",
+    "CARGO_PKG_VERSION_MINOR",
+    "CARGO_PKG_VERSION_PATCH",
+    "CARGO_PKG_VERSION_PRE",
+];
 
 /// The most unread output lines of a process.
 const LINES_MAX: usize = 64;
@@ -235,30 +249,50 @@ impl Drop for Process {
 
 /// Returns the path of the master's binary, built if missing or stale.
 fn master_binary() -> PathBuf {
-    static BUILT: Once = Once::new();
-    let binary = target_path("mooncake_master");
-    BUILT.call_once(|| build(&["--package", "mooncake-master"]));
-    binary
+    build_programs();
+    target_path("mooncake_master")
 }
 
 /// Builds the example of the README and returns its path.
 pub fn hello_example() -> PathBuf {
-    static BUILT: Once = Once::new();
-    BUILT.call_once(|| build(&["--package", "mooncake-store-client", "--example", "hello"]));
+    build_programs();
     target_path("examples").join("hello")
 }
 
-/// Builds with the profile and target folder of the tests.
-fn build(what: &[&str]) {
-    let profile = target_path("");
-    let target = profile.parent().expect("the profile's folder is in the target folder");
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet"]).args(what).arg("--target-dir").arg(target);
-    if profile.ends_with("release") {
-        build.arg("--release");
-    }
-    let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status();
-    assert!(status.is_ok_and(|status| status.success()), "{what:?} does not build");
+/// Builds the programs that the tests start, with the profile and the target folder of the tests.
+///
+/// The selection of packages and features is that of `make test`, and the variables that cargo sets for
+/// a test are removed: with others cargo would build dependencies once more, and the doc tests after it
+/// a third time.
+fn build_programs() {
+    static BUILT: Once = Once::new();
+    BUILT.call_once(|| {
+        let profile = target_path("");
+        let target = profile.parent().expect("the profile's folder is in the target folder");
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet"]).args(selection_of_tests());
+        build.args(["--bin", "mooncake_master", "--example", "hello", "--target-dir"]).arg(target);
+        if profile.ends_with("release") {
+            build.arg("--release");
+        }
+        for name in SET_FOR_A_TEST {
+            build.env_remove(name);
+        }
+        let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status();
+        assert!(status.is_ok_and(|status| status.success()), "the programs do not build");
+    });
+}
+
+/// Returns the arguments by which `make test` selects packages and features.
+fn selection_of_tests() -> Vec<String> {
+    let makefile = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Makefile");
+    let text = fs::read_to_string(makefile).expect("the Makefile is readable");
+    text.lines()
+        .find_map(|line| line.strip_prefix("RUST_TESTED :="))
+        .expect("the Makefile says which packages are tested")
+        .split_whitespace()
+        .map(str::to_owned)
+        .collect()
 }
 
 /// Returns the path of a program of this workspace, one folder above the tests in `deps`.
