@@ -8,12 +8,13 @@ cd "$(dirname "$0")/.."
 
 # Test targets, and the names of their tests that use the devices of the machine.
 targets=(
-  mooncake-verbs:devices:real
-  mooncake-rdma:transfers:real
-  mooncake-transfer-engine:behaviour:rdma
-  mooncake-transfer-engine:rdma_pairs:real
+  devices:real
+  transfers:real
+  behaviour:rdma
+  rdma_pairs:real
 )
-features=mooncake-verbs/test-util,mooncake-transfer-engine/rdma
+# The selection of `make test`: cargo builds nothing once more.
+read -ra selection <<<"$(sed -n 's/^RUST_TESTED := //p' Makefile)"
 
 skip() {
   printf 'test-rdma: skipped, no virtual machine: %s\n' "$1"
@@ -26,9 +27,8 @@ scripts/rdma-vm --quiet --timeout 240 -- true || skip 'it does not boot, see abo
 
 commands=()
 for target in "${targets[@]}"; do
-  IFS=: read -r package test name <<<"$target"
-  messages=$(cargo test --no-run --locked --quiet --message-format=json -p "$package" --test "$test" \
-    --features "$features" -p mooncake-verbs -p mooncake-transfer-engine)
+  IFS=: read -r test name <<<"$target"
+  messages=$(cargo test --no-run --quiet --message-format=json "${selection[@]}" --test "$test")
   binary=$(sed -n "s#.*\"executable\":\"\([^\"]*/$test-[0-9a-f]*\)\".*#\1#p" <<<"$messages" | tail -n 1)
   commands+=("$binary" "$name")
 done
