@@ -32,6 +32,8 @@ class Member:
     host: str = "127.0.0.1"
     within: Sequence[str] = ()
     master: MasterProcess | None = None
+    advertised: str = ""
+    """The address that it tells others, if it is not its own."""
 
     @property
     def address(self) -> str:
@@ -47,7 +49,8 @@ class Member:
         return self.running.process.pid
 
     def start(self, *more: str) -> None:
-        flags = [f"--rpc_port={self.port}", f"--advertise_address={self.address}"]
+        advertised = self.advertised or self.address
+        flags = [f"--rpc_port={self.port}", f"--advertise_address={advertised}"]
         flags += [f"--metrics_host={self.host}", f"--state_dir={self.state}", *self.flags]
         self.master = start_master(*flags, *more, host=self.host, within=self.within)
 

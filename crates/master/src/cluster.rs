@@ -11,6 +11,7 @@
 
 mod backend;
 mod channel;
+mod counts;
 mod director;
 mod following;
 mod member;
@@ -35,8 +36,8 @@ use mooncake_election::{
 };
 use tokio::sync::oneshot;
 
+use self::{counts::LogCounts, member::Membership, status::MemberState};
 pub(crate) use self::{director::Director, shipping::LogSource};
-use self::{member::Membership, status::MemberState};
 use crate::{config::MasterConfig, fatal::FatalError, journal::Directory, journal::LogSync};
 
 /// What all threads of a member share.
@@ -52,6 +53,7 @@ pub(crate) struct Cluster {
     next_frame: AtomicU64,
     /// A request to hand the leadership over.
     handover: Mutex<Option<Handover>>,
+    counts: Arc<LogCounts>,
     /// The label of the pod in Kubernetes.
     label: Option<LeaderLabel>,
 }
@@ -124,6 +126,7 @@ impl Cluster {
             state: Mutex::new((MemberState::Starting, 0)),
             next_frame: AtomicU64::new(1),
             handover: Mutex::default(),
+            counts: Arc::default(),
             label: backend::leader_label(config)?,
         })
     }

@@ -226,6 +226,7 @@ impl MemberThread {
             membership.views(),
             membership.member().to_owned(),
             self.cluster.settings.token.clone(),
+            Arc::clone(&self.cluster.counts),
         ));
         let term = self.front.begin_term(Arc::clone(&service), Some(Arc::clone(&source)))?;
         tracing::info!(

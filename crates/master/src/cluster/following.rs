@@ -191,7 +191,16 @@ impl Shared {
     fn follow(&self, leader: &Endpoint) -> Result<()> {
         let token = self.cluster.settings.token.as_ref();
         let deadline = SystemClock.now() + CONNECT_TIMEOUT;
-        let mut channel = Channel::connect(leader, token, deadline)?;
+        let channel = Channel::connect(leader, token, deadline)?;
+        let ended = self.follow_over(channel);
+        if ended.is_err() && !self.is_ended() {
+            self.cluster.counts.add_disconnection();
+        }
+        ended
+    }
+
+    fn follow_over(&self, channel: Channel) -> Result<()> {
+        let mut channel = channel;
         {
             let mut progress = self.progress.lock();
             if self.is_ended() {
@@ -241,6 +250,7 @@ impl Shared {
         let mut files = None;
         if attached.start() != Start::Place {
             self.give_up_log(attached)?;
+            self.cluster.counts.begin_replacement();
             self.log.lock().cancel_compaction();
             files = Some(self.files.lock());
         }
@@ -264,13 +274,16 @@ impl Shared {
                 let mut alive = channel.split()?;
                 let next_frame = say_alive(&mut alive, || {
                     let mut log = self.log.lock();
-                    log.adopt_snapshot(snapshot)?;
+                    let adopted = log.adopt_snapshot(snapshot);
+                    adopted.inspect_err(|_| self.cluster.counts.add_refused())?;
                     Ok(log.place().1)
                 })?;
                 confirm(channel, Confirm { position: 0, next_frame })?;
             }
         }
-        drop(files);
+        if files.take().is_some() {
+            self.cluster.counts.end_replacement();
+        }
         self.membership.lock().follow(&attached.views)
     }
 
@@ -287,7 +300,14 @@ impl Shared {
     /// Takes frames into the log. Returns the number of the next one.
     fn receive(&self, frames: &Frames) -> Result<u64> {
         let mut log = self.log.lock();
-        log.receive(&frames.bytes)?;
+        let before = log.place().1;
+        if let Err(error) = log.receive(&frames.bytes) {
+            // A log that cannot be written says nothing of the frames.
+            if !log.is_broken() {
+                self.cluster.counts.add_refused();
+            }
+            return Err(error);
+        }
         log.set_level(RecordLevel(frames.level))?;
         if self.cluster.settings.log_sync == LogSync::Always
             && let Some(point) = log.sync_point()
@@ -296,6 +316,7 @@ impl Shared {
             log.end_sync(&point);
         }
         let next_frame = log.place().1;
+        self.cluster.counts.add_applied(next_frame - before);
         self.cluster.next_frame.store(next_frame, Ordering::Release);
         Ok(next_frame)
     }

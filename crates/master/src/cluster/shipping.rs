@@ -23,6 +23,7 @@ use mooncake_proto::{
 
 use super::{
     channel::{Channel, Closer, KEEPALIVE},
+    counts::LogCounts,
     views::LogHistory,
 };
 use crate::{
@@ -46,6 +47,7 @@ pub(crate) struct LogSource {
     /// The id of the leader.
     member: String,
     token: Option<Token>,
+    counts: Arc<LogCounts>,
     connections: Mutex<Vec<Closer>>,
     /// Number of peers that have not shown yet that they are standbys.
     unproven: AtomicUsize,
@@ -59,6 +61,7 @@ impl LogSource {
         views: Vec<ViewStart>,
         member: String,
         token: Option<Token>,
+        counts: Arc<LogCounts>,
     ) -> Self {
         Self {
             service,
@@ -66,6 +69,7 @@ impl LogSource {
             views,
             member,
             token,
+            counts,
             connections: Mutex::default(),
             unproven: AtomicUsize::new(0),
             is_closed: AtomicBool::new(false),
@@ -199,7 +203,7 @@ impl LogSource {
         let next_frame = match start {
             Start::Place => attach.next_frame,
             Start::FirstFrame => 1,
-            Start::Snapshot => send_snapshot(journal, channel, snapshot)?,
+            Start::Snapshot => self.send_snapshot(journal, channel, snapshot)?,
         };
         let (id, position) = self.catch_up(journal, channel, attach, next_frame)?;
         let ended = self.follow(journal, channel, id, position);
@@ -221,7 +225,7 @@ impl LogSource {
         loop {
             let missed = source.next(&standby)?;
             let position = missed.attached.map_or(0, |(_, position)| position);
-            send_frames(journal, channel, missed.bytes, position)?;
+            self.send_frames(journal, channel, missed.bytes, position)?;
             if let Some(attached) = missed.attached {
                 source.end();
                 return Ok(attached);
@@ -257,7 +261,7 @@ impl LogSource {
                     NextShipment::Detached => break Ok(()),
                 };
                 position = behind;
-                if let Err(error) = send_frames(journal, channel, frames, position) {
+                if let Err(error) = self.send_frames(journal, channel, frames, position) {
                     break Err(error);
                 }
             };
@@ -266,6 +270,42 @@ impl LogSource {
                 confirming.join().unwrap_or_else(|_| Err(Error::internal("it panicked")));
             confirmed.and(sent)
         })
+    }
+
+    /// Sends a snapshot file, and waits until the standby has made it its own. Returns the frame that the
+    /// standby lacks then.
+    fn send_snapshot(&self, journal: &Journal, channel: &mut Channel, number: u64) -> Result<u64> {
+        let mut offset = 0;
+        loop {
+            let bytes = journal.snapshots().read(number, offset)?;
+            offset += bytes.len() as u64;
+            self.counts.add_sent(bytes.len());
+            let is_last = bytes.is_empty();
+            let part = Some(SnapshotPart { bytes, is_last });
+            channel.send(&FromLeader { part, ..FromLeader::default() })?;
+            if is_last {
+                break;
+            }
+        }
+        // It says that it is alive while it reads the snapshot.
+        loop {
+            let Confirm { next_frame, .. } = confirmation(channel)?;
+            if next_frame > 0 {
+                return Ok(next_frame);
+            }
+        }
+    }
+
+    fn send_frames(
+        &self,
+        journal: &Journal,
+        channel: &mut Channel,
+        bytes: Vec<u8>,
+        position: u64,
+    ) -> Result<()> {
+        self.counts.add_sent(bytes.len());
+        let frames = Some(Frames { bytes, position, level: journal.level().get().0 });
+        channel.send(&FromLeader { frames, ..FromLeader::default() })
     }
 }
 
@@ -298,39 +338,6 @@ pub(super) fn answer_attach(
         end_frame: journal.end_frame(),
         snapshot,
     })
-}
-
-/// Sends a snapshot file, and waits until the standby has made it its own. Returns the frame that the
-/// standby lacks then.
-fn send_snapshot(journal: &Journal, channel: &mut Channel, number: u64) -> Result<u64> {
-    let mut offset = 0;
-    loop {
-        let bytes = journal.snapshots().read(number, offset)?;
-        offset += bytes.len() as u64;
-        let is_last = bytes.is_empty();
-        let part = Some(SnapshotPart { bytes, is_last });
-        channel.send(&FromLeader { part, ..FromLeader::default() })?;
-        if is_last {
-            break;
-        }
-    }
-    // It says that it is alive while it reads the snapshot.
-    loop {
-        let Confirm { next_frame, .. } = confirmation(channel)?;
-        if next_frame > 0 {
-            return Ok(next_frame);
-        }
-    }
-}
-
-fn send_frames(
-    journal: &Journal,
-    channel: &mut Channel,
-    bytes: Vec<u8>,
-    position: u64,
-) -> Result<()> {
-    let frames = Some(Frames { bytes, position, level: journal.level().get().0 });
-    channel.send(&FromLeader { frames, ..FromLeader::default() })
 }
 
 fn take_confirmations(journal: &Journal, channel: &mut Channel, id: FollowerId) -> Result<()> {

@@ -6,7 +6,7 @@ use mooncake_base::{Clock, SystemClock};
 use mooncake_election::{Leader, LeaderAddress, Obstacle, Role};
 use serde_json::{Value, json};
 
-use super::Cluster;
+use super::{Cluster, counts::LogTotals};
 use crate::journal::{FollowerStatus, Journal};
 
 /// Where a member is on its way between following and leading, by upstream's words.
@@ -78,6 +78,7 @@ pub(crate) struct ClusterStatus {
     pub(crate) service_errors: u64,
     /// How often the state has changed.
     pub(crate) transitions: u64,
+    pub(crate) totals: LogTotals,
 }
 
 impl Cluster {
@@ -127,6 +128,7 @@ impl Cluster {
             service_error: known.failure.map(|error| error.to_string()),
             service_errors: known.failures,
             transitions,
+            totals: self.counts.totals(),
         }
     }
 }
@@ -169,6 +171,12 @@ impl ClusterStatus {
             "lease_ms": self.lease_ms,
             "service_error": self.service_error,
         })
+    }
+
+    /// The number of the frame that a required member lacks first. The leader's own, if it has none.
+    pub(crate) fn confirmed_frame(&self) -> u64 {
+        let required = self.standbys.iter().filter(|standby| standby.is_required);
+        required.map(|standby| standby.next_frame).fold(self.next_frame, u64::min)
     }
 
     /// Upstream's word for the role.

@@ -192,6 +192,11 @@ impl StandbyLog {
         &self.recovered.image
     }
 
+    /// Returns whether a write failed, so that [`mend`](Self::mend) comes first.
+    pub(crate) const fn is_broken(&self) -> bool {
+        self.is_broken
+    }
+
     /// Opens the log anew if a write failed.
     ///
     /// # Errors

@@ -29,6 +29,7 @@ pub(super) fn add(out: &mut Exposition, status: &ClusterStatus) {
         in_sync,
     );
     out.gauge("ha_oplog_standby_lag", "Bytes of changes that the slowest standby lacks.", lag);
+    add_log(out, status);
     out.counter(
         "ha_state_transitions_total",
         "Changes of the state of this master.",
@@ -39,4 +40,60 @@ pub(super) fn add(out: &mut Exposition, status: &ClusterStatus) {
         "Calls to the lease service that failed.",
         status.service_errors,
     );
+}
+
+/// The progress of the log. Sequence numbers are those of its frames, each of which has the changes that
+/// were written together.
+fn add_log(out: &mut Exposition, status: &ClusterStatus) {
+    let last = status.next_frame.saturating_sub(1);
+    out.gauge("ha_oplog_last_sequence_id", "The last frame in the log of this master.", last);
+    // Frames are applied as they are received.
+    out.gauge("ha_oplog_applied_sequence_id", "The last frame that this master has applied.", last);
+    // A standby does not know what others have.
+    let confirmed = if status.is_leader { status.confirmed_frame() } else { status.next_frame };
+    out.gauge(
+        "ha_oplog_pending_entries",
+        "Frames of the leader that a member of the in-sync set has not confirmed.",
+        status.next_frame - confirmed,
+    );
+    out.gauge(
+        "ha_batch_record_durable_sequence",
+        "The last frame that all members of the in-sync set have, as the leader knows; at standbys the last own one.",
+        confirmed.saturating_sub(1),
+    );
+    let totals = &status.totals;
+    for (name, help, count) in [
+        (
+            "ha_shipped_bytes_total",
+            "Bytes of the log that were sent to standbys.",
+            totals.sent_bytes,
+        ),
+        (
+            "ha_oplog_applied_entries",
+            "Frames of a leader that were applied.",
+            totals.applied_frames,
+        ),
+        (
+            "ha_oplog_checksum_failures",
+            "Frames and snapshots of a leader that were refused: damaged, or out of turn.",
+            totals.refused,
+        ),
+        (
+            "ha_oplog_gap_resolve_attempts",
+            "Times that the log of a leader began to replace that of this master.",
+            totals.replacements_begun,
+        ),
+        (
+            "ha_oplog_gap_resolve_success",
+            "Times that the log of a leader has replaced that of this master.",
+            totals.replacements,
+        ),
+        (
+            "ha_oplog_watch_disconnections",
+            "Connections to a leader that broke.",
+            totals.disconnections,
+        ),
+    ] {
+        out.counter(name, help, count);
+    }
 }
