@@ -1,6 +1,7 @@
 """Measures what a standby costs, and how soon clients go on after the leader is killed.
 
     VENV/bin/python benches/programs/failover.py [--kills 20] [--objects 1000000] [--plot FILE]
+    VENV/bin/python benches/programs/failover.py --join [--objects 1000000] [--rate 2000]
 
 Needs `etcd` on the path. Puts, gets and probes at two single masters and at a leader with a standby
 take turns, so that other load on the machine affects all alike. The bound of a put of 4 KiB is that
@@ -12,6 +13,9 @@ leader of two masters is killed with SIGKILL while 8 clients put objects of 4 Ki
 Printed is the time from the kill to the end of the first good get and of the first good put that
 began after it, of the client that is first and of the one that is last: median and slowest of all
 kills. The masters have the default of `--log_sync`.
+
+`--join` measures instead how long an empty standby takes until it is in sync with a leader that has
+many objects and gets puts of 64 bytes meanwhile, and what these puts take before and meanwhile.
 """
 
 from __future__ import annotations
@@ -35,11 +39,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import bars
 
 import mooncake
+
+if TYPE_CHECKING:
+    from multiprocessing.queues import Queue
+    from multiprocessing.synchronize import Event
 
 MIB = 1 << 20
 CLIENTS = 8
@@ -48,6 +56,10 @@ BATCH = 10_000
 PAUSE_S = 0.005
 """Between two calls of a client, so that the clients leave the processors to the masters."""
 TURNS, CALLS = 9, 200
+PUTTERS = 2
+"""Processes that put while a standby joins."""
+BEFORE_S = 10
+"""Duration of the puts before the standby starts."""
 DEADLINE_S = 120
 
 
@@ -106,6 +118,14 @@ def leader_in_sync(masters: list[Master]) -> Master:
     raise SystemExit(f"no standby in sync: {[master.status() for master in masters]}")
 
 
+def wait_until_serving(master: Master) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while master.status().get("state") != "serving":
+        if time.monotonic() > deadline:
+            raise SystemExit(f"the master does not lead: {master.status()}")
+        time.sleep(0.02)
+
+
 def free_ports(count: int) -> list[int]:
     with ExitStack() as stack:
         sockets = [
@@ -139,8 +159,17 @@ def etcd(folder: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def two_masters(folder: Path, service: str, lease_s: float) -> Iterator[list[Master]]:
-    """Runs two masters of a cluster of their own. Clients are told so by the environment."""
+def two_masters(
+    folder: Path, service: str, lease_s: float, started: int = 2
+) -> Iterator[list[Master]]:
+    """Runs two masters of a cluster of their own. Clients are told so by the environment.
+
+    Args:
+        folder: Place of the state directories.
+        service: Address of etcd.
+        lease_s: Duration of the lease.
+        started: Number of masters that run at first.
+    """
     options = (
         "--enable_ha=true",
         f"--etcd_endpoints={service}",
@@ -153,9 +182,12 @@ def two_masters(folder: Path, service: str, lease_s: float) -> Iterator[list[Mas
         for port in free_ports(2)
     ]
     try:
-        for master in masters:
+        for master in masters[:started]:
             master.start()
-        leader_in_sync(masters)
+        if started == 2:
+            leader_in_sync(masters)
+        else:
+            wait_until_serving(masters[0])
         yield masters
     finally:
         for master in masters:
@@ -252,6 +284,64 @@ def kills(options: argparse.Namespace, service: str, lease_s: float, is_full: bo
         print(f"| {' | '.join(cells)} | {failed} |", flush=True)
 
 
+def put_at_rate(place: str, rate: float, seed: int, is_over: Event, results: Queue) -> None:
+    """Puts objects in a process of its own; returns when each put began and how long it took."""
+    chance, calls = random.Random(seed), []
+    with mooncake.Store(place) as store:
+        due = time.monotonic()
+        while not is_over.is_set():
+            # A put that is late makes the next ones no rarer.
+            due += 1 / rate
+            if (left := due - time.monotonic()) > 0:
+                time.sleep(left)
+            begun = time.monotonic()
+            store.put(f"p{seed} {chance.randrange(10_000)}", bytes(SMALL), overwrite=True)
+            calls.append((begun, time.monotonic() - begun))
+    results.put(calls)
+
+
+def join(options: argparse.Namespace, service: str) -> None:
+    """Starts an empty standby while others put, and prints a row."""
+    folder = Path(tempfile.mkdtemp(dir=options.folder))
+    place = f"etcd://{service}"
+    with two_masters(folder, service, 5, started=1) as masters, ExitStack() as stack:
+        lent = 2 * options.objects * SMALL + 64 * MIB
+        store = stack.enter_context(mooncake.Store(place, mooncake.StoreConfig(segment_bytes=lent)))
+        fill(store, options.objects)
+        spawn = multiprocessing.get_context("spawn")
+        is_over, results = spawn.Event(), spawn.Queue()
+        each = options.rate / PUTTERS
+        putters = [
+            spawn.Process(target=put_at_rate, args=(place, each, number, is_over, results))
+            for number in range(PUTTERS)
+        ]
+        for putter in putters:
+            putter.start()
+            stack.callback(putter.join)
+        stack.callback(is_over.set)
+        # The first puts warm up.
+        time.sleep(BEFORE_S + 2)
+        begun = time.monotonic()
+        masters[1].start()
+        started = time.monotonic()
+        leader_in_sync(masters)
+        ended = time.monotonic()
+        is_over.set()
+        calls = [call for _ in putters for call in results.get(timeout=DEADLINE_S)]
+    before = [took for at, took in calls if begun - BEFORE_S < at < begun]
+    meanwhile = [took for at, took in calls if begun < at < ended]
+    print(
+        "| objects | in sync s | start s | puts/s before | p99 ms | meanwhile | p99 ms | max ms |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    p99 = [statistics.quantiles(times, n=100)[98] * 1000 for times in (before, meanwhile)]
+    cells = [str(options.objects), f"{ended - begun:.2f}", f"{started - begun:.2f}"]
+    cells += [f"{len(before) / BEFORE_S:.0f}", f"{p99[0]:.2f}"]
+    cells += [f"{len(meanwhile) / (ended - begun):.0f}", f"{p99[1]:.2f}"]
+    cells += [f"{max(meanwhile) * 1000:.1f}"]
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
 def echo(server: socket.socket) -> None:
     connection, _ = server.accept()
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -342,10 +432,15 @@ def main() -> None:
     parser.add_argument("--objects", type=int, default=1_000_000, help="objects of 64 bytes")
     parser.add_argument("--leases", type=float, nargs="+", default=[2, 5], help="seconds")
     parser.add_argument("--plot", type=Path, help="draw the ratios to this SVG file")
+    parser.add_argument("--join", action="store_true", help="measure only how a standby joins")
+    parser.add_argument("--rate", type=float, default=2000, help="puts a second meanwhile")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         options.folder = folder
         with etcd(Path(folder) / "etcd") as service:
+            if options.join:
+                join(options, service)
+                return
             ratios = costs(options, service)
             if options.plot:
                 title = "Calls with a standby relative to a single master"
