@@ -25,6 +25,8 @@ import mooncake
 IS_LONG = os.environ.get("MOONCAKE_LONG_TESTS") == "1"
 LONG = pytest.mark.skipif(not IS_LONG, reason="needs MOONCAKE_LONG_TESTS=1")
 HANDOVERS = 100 if IS_LONG else 5
+KV_LEASE_S = 10
+"""The default duration of the lease of an object."""
 AWAY_S = 60 if IS_LONG else 2 * LEASE_S
 
 pytestmark = pytest.mark.timeout(900 if IS_LONG else 120)
@@ -317,6 +319,37 @@ def test_damaged_end_of_a_log_loses_nothing_acknowledged(pair: Masters):
         leader.start()
         assert pair.leader() is leader
         assert store.get("last") == b"acknowledged"
+
+
+def test_full_pool_takes_puts_at_once_after_a_take_over(pair: Masters):
+    """The put evicts what nobody has read lately, and no object with a lease."""
+    leader, standby = by_role(pair)
+    # The standby was told of all leases that have not ended by then.
+    told_all = time.monotonic() + KV_LEASE_S + 2
+    names, value = [f"k{number}" for number in range(16)], bytes(MIB)
+    config = mooncake.StoreConfig(segment_bytes=16 * MIB, retry_s=50)
+    with mooncake.Store(pair.place, config) as store:
+        assert all(store.put_many(dict.fromkeys(names, value)))
+        assert all(map(store.exists, names))
+        while time.monotonic() < told_all:
+            # A lease lasts on after the block.
+            with store.lease("k0", "k1"):
+                time.sleep(0.2)
+        leader.kill()
+        assert pair.leader() is standby
+        awaited(lambda: put_or_none(store, "new", value), pair)
+        for name in ("k0", "k1"):
+            with pytest.raises(mooncake.BusyError, match="lease"):
+                store.delete(name)
+            assert store.get(name) == value
+        assert sum(map(store.exists, names)) == len(names) - 1
+
+
+def put_or_none(store: mooncake.Store, key: str, value: bytes) -> bool | None:
+    try:
+        return store.put(key, value)
+    except mooncake.MooncakeError:
+        return None
 
 
 @pytest.mark.parametrize("pair", [1], indirect=True)

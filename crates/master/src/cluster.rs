@@ -14,6 +14,7 @@ mod channel;
 mod counts;
 mod director;
 mod following;
+mod lease_notes;
 mod member;
 mod own_log;
 pub(crate) mod promotable;

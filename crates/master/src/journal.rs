@@ -21,7 +21,7 @@ mod maintenance;
 mod queue;
 mod recovery;
 mod request;
-mod shipping;
+pub(crate) mod shipping;
 #[cfg(any(test, feature = "test-util"))]
 mod simulated_disk;
 mod snapshot;

@@ -56,6 +56,7 @@ pub use self::{
         Log,
         effect::{DecodeError, Effect, LoggedCopy, LoggedPin, ObjectName, Value},
         events::ObjectEvent,
+        lease_notes::LeaseNotes,
         replay::Image,
     },
     options::{PutOptions, SoftPin, Terms},

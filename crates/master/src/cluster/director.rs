@@ -15,6 +15,7 @@ use mooncake_election::{History, LeaderAddress, LeaseService, MemberId, Obstacle
 use super::{
     Cluster, Handover, LogSource, MemberSettings, backend,
     following::Following,
+    lease_notes::LeaseTeller,
     member::Membership,
     not_leader, open_directory,
     own_log::{self, NewTerm},
@@ -271,6 +272,7 @@ impl MemberThread {
         let journal = service.shared().journal().ok_or_else(|| Error::internal("no log"))?;
         let MemberSettings { member, copies, timeout, .. } = &cluster.settings;
         let mut supervision = Supervision::new(member.clone(), *copies, *timeout);
+        let mut leases = LeaseTeller::default();
         let mut is_announced = false;
         while !self.is_ended() {
             if let Some(error) = service.shared().fatal().get().cloned() {
@@ -278,6 +280,7 @@ impl MemberThread {
             }
             cluster.elector.check_threads()?;
             cluster.next_frame.store(journal.end_frame(), Ordering::Release);
+            leases.step(service, SystemClock.now());
             if supervision.step(cluster, journal).is_err() {
                 return Ok(EndOfTerm::Lost);
             }
@@ -286,7 +289,10 @@ impl MemberThread {
             }
             if let Some(handover) = cluster.handover.lock().take() {
                 match self.prepare_handover(journal, &handover) {
-                    Ok(()) => return Ok(EndOfTerm::HandedOver(handover)),
+                    Ok(()) => {
+                        service.shared().tell_leases();
+                        return Ok(EndOfTerm::HandedOver(handover));
+                    }
                     Err(error) => refuse(handover, error),
                 }
             }

@@ -19,6 +19,7 @@ use mooncake_proto::standby::{Attach, Attached, Confirm, Frames, FromLeader, Fro
 use super::{
     Cluster,
     channel::{Channel, Closer, KEEPALIVE},
+    lease_notes,
     member::Membership,
     status::MemberState,
 };
@@ -209,6 +210,7 @@ impl Shared {
             progress.connection = Some(channel.closer()?);
         }
         let attached = self.attach(&mut channel)?;
+        self.log.lock().forget_leases();
         self.begin(&mut channel, &attached)?;
         loop {
             let frames = match channel.receive::<FromLeader>()? {
@@ -216,9 +218,9 @@ impl Shared {
                 FromLeader { refusal: Some(refusal), .. } => return Err((&refusal).into()),
                 _ => return Err(malformed()),
             };
-            let next_frame = self.receive(&frames)?;
-            self.note_completion(&attached, next_frame)?;
             let position = frames.position;
+            let next_frame = self.receive(frames)?;
+            self.note_completion(&attached, next_frame)?;
             confirm(&mut channel, Confirm { position, next_frame })?;
         }
     }
@@ -297,8 +299,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Takes frames into the log. Returns the number of the next one.
-    fn receive(&self, frames: &Frames) -> Result<u64> {
+    /// Takes frames into the log, and notes of leases. Returns the number of the next frame.
+    fn receive(&self, frames: Frames) -> Result<u64> {
         let mut log = self.log.lock();
         let before = log.place().1;
         if let Err(error) = log.receive(&frames.bytes) {
@@ -307,6 +309,9 @@ impl Shared {
                 self.cluster.counts.add_refused();
             }
             return Err(error);
+        }
+        if let Some(leases) = frames.leases {
+            log.receive_leases(SystemClock.now(), &lease_notes::from_message(leases));
         }
         log.set_level(RecordLevel(frames.level))?;
         if self.cluster.settings.log_sync == LogSync::Always

@@ -24,11 +24,13 @@ use mooncake_proto::{
 use super::{
     channel::{Channel, Closer, KEEPALIVE},
     counts::LogCounts,
+    lease_notes,
     views::LogHistory,
 };
 use crate::{
     journal::{FollowerId, Journal, Newcomer, NextShipment, level::RecordLevel},
     service::{Service, VERSION, unproven::ConnectionPlace},
+    state::LeaseNotes,
 };
 
 /// Maximum number of standbys that are connected.
@@ -36,6 +38,15 @@ const STANDBYS_MAX: usize = 16;
 
 /// Maximum number of peers that have not shown yet that they are standbys.
 const UNPROVEN_MAX: usize = 32;
+
+/// What a message carries to a standby that follows.
+#[derive(Debug)]
+struct Shipped {
+    bytes: Vec<u8>,
+    /// The position behind the frames.
+    position: u64,
+    leases: Option<LeaseNotes>,
+}
 
 /// The log of a leader, as standbys get it.
 #[derive(Debug)]
@@ -225,7 +236,8 @@ impl LogSource {
         loop {
             let missed = source.next(&standby)?;
             let position = missed.attached.map_or(0, |(_, position)| position);
-            self.send_frames(journal, channel, missed.bytes, position)?;
+            let bytes = missed.bytes;
+            self.send_frames(journal, channel, Shipped { bytes, position, leases: None })?;
             if let Some(attached) = missed.attached {
                 source.end();
                 return Ok(attached);
@@ -255,13 +267,18 @@ impl LogSource {
                 Error::internal("a thread for a standby cannot be started").caused_by(source)
             })?;
             let sent = loop {
-                let (frames, behind) = match journal.next_shipment(id, KEEPALIVE) {
-                    NextShipment::Frames(shipment) => (shipment.frames.to_vec(), shipment.position),
-                    NextShipment::None => (Vec::new(), position),
+                let mut shipped = Shipped { bytes: Vec::new(), position, leases: None };
+                match journal.next_shipment(id, KEEPALIVE) {
+                    NextShipment::Frames(shipment) => {
+                        shipped.bytes = shipment.frames.to_vec();
+                        shipped.position = shipment.position;
+                    }
+                    NextShipment::Leases(notes) => shipped.leases = Some(notes),
+                    NextShipment::None => {}
                     NextShipment::Detached => break Ok(()),
-                };
-                position = behind;
-                if let Err(error) = self.send_frames(journal, channel, frames, position) {
+                }
+                position = shipped.position;
+                if let Err(error) = self.send_frames(journal, channel, shipped) {
                     break Err(error);
                 }
             };
@@ -300,11 +317,12 @@ impl LogSource {
         &self,
         journal: &Journal,
         channel: &mut Channel,
-        bytes: Vec<u8>,
-        position: u64,
+        shipped: Shipped,
     ) -> Result<()> {
+        let Shipped { bytes, position, leases } = shipped;
         self.counts.add_sent(bytes.len());
-        let frames = Some(Frames { bytes, position, level: journal.level().get().0 });
+        let (level, leases) = (journal.level().get().0, leases.map(lease_notes::to_message));
+        let frames = Some(Frames { bytes, position, level, leases });
         channel.send(&FromLeader { frames, ..FromLeader::default() })
     }
 }

@@ -19,6 +19,7 @@ use mooncake_base::{
 };
 
 use super::level::RecordLevel;
+use crate::state::LeaseNotes;
 
 /// Maximum number of bytes that wait for one standby. A standby that is further behind is detached,
 /// and reads the log files instead.
@@ -43,6 +44,8 @@ pub(crate) struct Shipment {
 pub(crate) enum NextShipment {
     /// These frames.
     Frames(Shipment),
+    /// These notes of leases.
+    Leases(LeaseNotes),
     /// There are none yet.
     None,
     /// The standby is no longer attached: it was too far behind, or another connection took its place.
@@ -115,6 +118,7 @@ struct Follower {
     attachment: Option<FollowerId>,
     queue: VecDeque<Shipment>,
     queued_bytes: usize,
+    leases: PendingLeases,
     confirmed: u64,
     /// The position up to which it gets the log from the files.
     attached_at: u64,
@@ -122,6 +126,14 @@ struct Follower {
     is_required: bool,
     silent_since: Option<Moment>,
     heard: Moment,
+}
+
+/// Notes of leases for a standby.
+#[derive(Debug, Default)]
+struct PendingLeases {
+    /// It was told that it gets notes.
+    is_told: bool,
+    notes: Option<LeaseNotes>,
 }
 
 impl Default for Followers {
@@ -157,6 +169,7 @@ impl Followers {
         follower.attached_at = position;
         follower.queue.clear();
         follower.queued_bytes = 0;
+        follower.leases = PendingLeases::default();
         follower.silent_since = Some(now);
         self.publish(table);
         id
@@ -216,13 +229,34 @@ impl Followers {
         self.publish(table);
     }
 
-    /// Waits for frames for a standby, for at most `time`. Joins those that wait already, up to so many
+    /// Returns whether any standby is attached.
+    pub(super) fn are_any(&self) -> bool {
+        self.attached.load(Ordering::Acquire) > 0
+    }
+
+    /// Queues notes of leases for all standbys.
+    pub(super) fn tell_leases(&self, notes: &LeaseNotes) {
+        let table = &mut *self.table.lock();
+        let attached = table.followers.iter_mut().filter(|one| one.attachment.is_some());
+        let mut is_any_told = false;
+        for follower in attached {
+            is_any_told |= follower.leases.push(notes);
+        }
+        if is_any_told {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits for frames or notes for a standby, for at most `time`. Joins those that wait already, up to so many
     /// bytes.
     pub(super) fn next(&self, id: FollowerId, time: Duration, bytes_max: usize) -> NextShipment {
         let end = SystemClock.now() + time;
         let mut table = self.table.lock();
         loop {
             let Some(follower) = table.attached(id) else { return NextShipment::Detached };
+            if let Some(notes) = follower.leases.notes.take() {
+                return NextShipment::Leases(notes);
+            }
             if let Some(shipment) = follower.take(bytes_max) {
                 return NextShipment::Frames(shipment);
             }
@@ -298,6 +332,7 @@ impl Table {
                 attachment: None,
                 queue: VecDeque::new(),
                 queued_bytes: 0,
+                leases: PendingLeases::default(),
                 confirmed: 0,
                 attached_at: 0,
                 next_frame: 0,
@@ -347,7 +382,24 @@ impl Follower {
         self.attachment = None;
         self.queue.clear();
         self.queued_bytes = 0;
+        self.leases = PendingLeases::default();
         self.silent_since.get_or_insert(now);
+    }
+}
+
+impl PendingLeases {
+    /// Adds notes. The first ones say that any object may have a lease, since earlier ones were not sent.
+    /// Returns whether there is anything to send.
+    fn push(&mut self, notes: &LeaseNotes) -> bool {
+        if !std::mem::replace(&mut self.is_told, true) {
+            self.notes = Some(LeaseNotes { versions: None, lease: notes.lease });
+        } else if !notes.is_empty() {
+            match &mut self.notes {
+                Some(pending) => pending.join(notes),
+                pending @ None => *pending = Some(notes.clone()),
+            }
+        }
+        self.notes.is_some()
     }
 }
 
@@ -444,6 +496,32 @@ mod tests {
         assert_eq!(followers.next(id, Duration::ZERO, 10), shipment(b"frameframe", 2));
         assert_eq!(followers.next(id, Duration::ZERO, 10), shipment(b"frame", 3));
         assert_eq!(followers.next(id, Duration::ZERO, 10), NextShipment::None);
+    }
+
+    #[test]
+    fn leases_are_told_from_the_attachment_on() {
+        let notes = |versions: &[u64]| LeaseNotes {
+            versions: Some(versions.to_vec()),
+            lease: Duration::from_secs(10),
+        };
+        let any = || LeaseNotes { versions: None, ..notes(&[]) };
+        let followers = Followers::default();
+        let id = attach(&followers, "a");
+        let next = |id| followers.next(id, Duration::ZERO, 10);
+        followers.tell_leases(&notes(&[1]));
+        assert_eq!(next(id), NextShipment::Leases(any()), "earlier ones are not known");
+        followers.tell_leases(&notes(&[]));
+        assert_eq!(next(id), NextShipment::None);
+        followers.ship(b"frame", 1);
+        followers.tell_leases(&notes(&[2]));
+        followers.tell_leases(&notes(&[3]));
+        assert_eq!(next(id), NextShipment::Leases(notes(&[2, 3])));
+        assert_eq!(next(id), shipment(b"frame", 1));
+        followers.tell_leases(&notes(&[4]));
+        let again = attach(&followers, "a");
+        assert_eq!(next(again), NextShipment::None);
+        followers.tell_leases(&notes(&[]));
+        assert_eq!(next(again), NextShipment::Leases(any()));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use super::{
     frame::Kind,
     recovery::FrameSource,
 };
+use crate::state::LeaseNotes;
 
 /// Bytes of frames that are read from the files at a time, beside a frame that is larger.
 const PART_BYTES: usize = 4 << 20;
@@ -103,6 +104,16 @@ impl Journal {
     pub(crate) fn standbys(&self) -> Vec<FollowerStatus> {
         self.followers.status()
     }
+}
+
+/// Returns whether standbys are attached, which are to be told of leases.
+pub(crate) fn has_standbys(journal: &Journal) -> bool {
+    journal.followers.are_any()
+}
+
+/// Tells the standbys of leases.
+pub(crate) fn tell_leases(journal: &Journal, notes: &LeaseNotes) {
+    journal.followers.tell_leases(notes);
 }
 
 impl SnapshotFiles<'_> {

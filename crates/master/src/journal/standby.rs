@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use mooncake_base::{Error, ErrorCode, Result};
+use mooncake_base::{Error, ErrorCode, Moment, Result};
 
 use super::{
     Directory, Journal, LOG_BYTES_MAX, LogFile, LogSync, RecoveredJournal,
@@ -22,7 +22,7 @@ use super::{
     recovery::{self, Recovered, SNAPSHOT_END},
     snapshot::append_frames,
 };
-use crate::state::{DecodeError, Effect, Image};
+use crate::state::{DecodeError, Effect, Image, LeaseNotes};
 
 /// Objects that are encoded at a time for a snapshot.
 const SLICE_OBJECTS: u32 = 2048;
@@ -250,6 +250,16 @@ impl StandbyLog {
             self.recovered.image.replay(payload)?;
         }
         Ok(())
+    }
+
+    /// Takes notes of leases, which are kept in memory only.
+    pub(crate) fn receive_leases(&mut self, now: Moment, notes: &LeaseNotes) {
+        self.recovered.image.receive_leases(now, notes);
+    }
+
+    /// Forgets all notes of leases: some may be missing. Called for each connection to a leader.
+    pub(crate) fn forget_leases(&mut self) {
+        self.recovered.image.forget_leases();
     }
 
     /// Returns what is to be synced, so that everything that was received survives a crash of the

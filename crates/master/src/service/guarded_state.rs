@@ -72,6 +72,12 @@ impl GuardedState {
         self.0.has_lost_log(heard)
     }
 
+    /// Tells the standbys which objects got a lease since the last call.
+    #[cfg(test)]
+    pub(crate) fn tell_leases(&self) {
+        self.0.tell_leases();
+    }
+
     fn lock<R>(&self, slice: impl FnOnce(&mut State) -> R) -> (R, Vec<u8>) {
         let mut state = self.0.lock();
         let result = slice(&mut state);

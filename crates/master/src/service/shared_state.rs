@@ -21,7 +21,12 @@ use super::{
     op_metrics::OpMetrics,
     state_guard::{self, StateGuard},
 };
-use crate::{events::Events, fatal::FatalError, journal::Journal, state::State};
+use crate::{
+    events::Events,
+    fatal::FatalError,
+    journal::{Journal, shipping},
+    state::State,
+};
 
 #[derive(Debug)]
 pub(crate) struct SharedState {
@@ -101,6 +106,20 @@ impl SharedState {
     /// Returns what is notified when objects wait for a disk.
     pub(super) fn offload_signal(&self) -> &Notify {
         &self.offload_signal
+    }
+
+    /// Tells the standbys which objects got a lease since the last call. Without standbys leases are not
+    /// noted.
+    pub(crate) fn tell_leases(&self) {
+        let Some(journal) = &self.journal else { return };
+        let mut state = self.lock();
+        if !shipping::has_standbys(journal) {
+            return state.log_mut().stop_lease_notes();
+        }
+        let lease = state.rules().lease_ttl;
+        let notes = state.log_mut().take_lease_notes(lease);
+        drop(state);
+        shipping::tell_leases(journal, &notes);
     }
 
     /// Locks the state for a thread of the log, without events and effects.

@@ -204,6 +204,11 @@ impl Inventory {
         &self.max_granted
     }
 
+    /// Returns what is known of the time before a restart.
+    pub(in crate::state) fn recovery(&self) -> &Recovery {
+        &self.recovery
+    }
+
     /// Returns the objects that are brought into memory, to look at them.
     pub(in crate::state) fn promotions(&self) -> &Promotions {
         &self.promotions

@@ -4,6 +4,12 @@ use std::time::Duration;
 
 use mooncake_base::Moment;
 
+/// Time within which the extensions of a lease count once for masters that may lead next.
+pub(in crate::state) const LEASE_QUANTUM: Duration = Duration::from_nanos(1 << LEASE_QUANTUM_BITS);
+
+/// Nanoseconds of it, as a power of two: about a second.
+const LEASE_QUANTUM_BITS: u32 = 30;
+
 /// A [`Moment`] in 8 bytes, for data that exists millions of times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(in crate::state) struct Timestamp(u64);
@@ -17,6 +23,11 @@ impl Timestamp {
     /// Returns the bits for the wire; a granted stamp is never 0.
     pub(in crate::state) fn to_bits(self) -> u64 {
         self.0
+    }
+
+    /// Returns the number of the [`LEASE_QUANTUM`] in which it lies.
+    pub(in crate::state) fn lease_quantum(self) -> u64 {
+        self.0 >> LEASE_QUANTUM_BITS
     }
 
     pub(in crate::state) fn from_bits(bits: u64) -> Self {

@@ -4,12 +4,15 @@
 pub(in crate::state) mod counters;
 pub(in crate::state) mod effect;
 pub(in crate::state) mod events;
+pub(in crate::state) mod lease_notes;
 pub(in crate::state) mod max_granted;
 pub(in crate::state) mod objects;
 pub(in crate::state) mod replay;
 pub(in crate::state) mod task_record;
 
-use crate::state::ledger::{counters::Counters, effect::Effects, events::EventBuffer};
+use crate::state::ledger::{
+    counters::Counters, effect::Effects, events::EventBuffer, lease_notes::NotedLeases,
+};
 
 impl Log {
     /// Returns the log position behind all effects so far: the number of bytes recorded.
@@ -30,6 +33,8 @@ pub struct Log {
     pub(in crate::state) effects: Effects,
     pub(in crate::state) events: EventBuffer,
     pub(in crate::state) counters: Counters,
+    /// Leases, for masters that may lead next.
+    pub(in crate::state) leases: NotedLeases,
     /// Objects wait for disks since the owners of disks were last told.
     pub(in crate::state) has_offloads: bool,
 }

@@ -50,12 +50,12 @@ impl State {
         rules: Rules,
         seed: u64,
         now: Moment,
-        image: Image,
+        mut image: Image,
         lost_grants_max: Duration,
     ) -> (Self, Restored) {
         let mut state = Self::new(rules, seed);
         let mut restoration =
-            Restoration::begin(&mut state.inventory, seed, now, &image, lost_grants_max);
+            Restoration::begin(&mut state.inventory, seed, now, &mut image, lost_grants_max);
         let report = restore_image(&mut state, &mut restoration, now, image);
         (state, report)
     }

@@ -8,6 +8,7 @@ mod groups;
 mod holds;
 mod model;
 mod moves;
+mod noted_leases;
 mod pool;
 mod promotions;
 mod puts;

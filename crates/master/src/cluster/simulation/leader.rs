@@ -26,6 +26,7 @@ use super::{
 use crate::{
     cluster::{
         channel::KEEPALIVE,
+        lease_notes,
         member::Membership,
         own_log::{self, NewTerm},
         shipping::answer_attach,
@@ -36,7 +37,7 @@ use crate::{
         level::RecordLevel,
     },
     service::GuardedState,
-    state::State,
+    state::{LeaseNotes, State},
 };
 
 /// Objects in a slice of a snapshot.
@@ -72,6 +73,8 @@ struct Shipping {
     heard: Moment,
     sent: Moment,
     position: u64,
+    /// Notes that go with the next frames: a message of their own would hold frames up that come later.
+    leases: Option<LeaseNotes>,
 }
 
 #[derive(Debug)]
@@ -282,6 +285,7 @@ impl Simulation {
         {
             leader.journal().require_standbys(&others(&leader.own, &required));
         }
+        leader.guarded.tell_leases();
         if self.chance(400) {
             let Part::Leading(leader) = &process.part else { return Ok(()) };
             leader.take_snapshot(local).map_err(|error| format!("no snapshot: {error}"))?;
@@ -323,6 +327,13 @@ impl Simulation {
             loop {
                 let (bytes, position) = match journal.next_shipment(id, Duration::ZERO) {
                     NextShipment::Frames(sent) => (sent.frames.to_vec(), sent.position),
+                    NextShipment::Leases(notes) => {
+                        match &mut shipping.leases {
+                            Some(leases) => leases.join(&notes),
+                            leases @ None => *leases = Some(notes),
+                        }
+                        continue;
+                    }
                     NextShipment::None if (shipping.sent + KEEPALIVE).has_passed(now) => {
                         (Vec::new(), shipping.position)
                     }
@@ -333,7 +344,8 @@ impl Simulation {
                     }
                 };
                 (shipping.position, shipping.sent) = (position, now);
-                let frames = Some(Frames { bytes, position, level });
+                let leases = shipping.leases.take().map(lease_notes::to_message);
+                let frames = Some(Frames { bytes, position, level, leases });
                 let message = FromLeader { frames, ..FromLeader::default() };
                 self.outgoing.push(Message::ToStandby { connection, message });
             }
@@ -361,7 +373,8 @@ impl Simulation {
             self.wire.connections.remove(&connection);
             return Ok(());
         };
-        let new = || Shipping { stage: Stage::Open, heard: now, sent: now, position: 0 };
+        let new =
+            || Shipping { stage: Stage::Open, heard: now, sent: now, position: 0, leases: None };
         let shipping = leader.standbys.entry(connection).or_insert_with(new);
         shipping.heard = now;
         let outcome = match (message, &shipping.stage) {
@@ -455,7 +468,8 @@ impl Simulation {
                 level: RecordLevel(attach.level),
             })?;
             let position = missed.attached.map_or(0, |(_, position)| position);
-            let frames = Some(Frames { bytes: missed.bytes, position, level });
+            let bytes = missed.bytes;
+            let frames = Some(Frames { bytes, position, level, leases: None });
             let message = FromLeader { frames, ..FromLeader::default() };
             self.outgoing.push(Message::ToStandby { connection, message });
             if let Some((id, position)) = missed.attached {

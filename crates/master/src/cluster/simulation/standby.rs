@@ -11,7 +11,7 @@ use super::{
     wire::Message,
 };
 use crate::{
-    cluster::{following::may_give_up_log, member::Membership},
+    cluster::{following::may_give_up_log, lease_notes, member::Membership},
     journal::{IncomingSnapshot, LogSync, StandbyLog, level::RecordLevel},
 };
 
@@ -153,6 +153,9 @@ impl Simulation {
             }
             FromLeader { frames: Some(frames), .. } => {
                 standby.log.receive(&frames.bytes)?;
+                if let Some(leases) = frames.leases {
+                    standby.log.receive_leases(local, &lease_notes::from_message(leases));
+                }
                 standby.log.set_level(RecordLevel(frames.level))?;
                 if self.plan.sync == LogSync::Always
                     && let Some(point) = standby.log.sync_point()
@@ -198,6 +201,7 @@ impl Simulation {
         let Part::Following(standby) = &mut process.part else { return Ok(()) };
         let Some(link) = &mut standby.link else { return Ok(()) };
         link.heard = self.now;
+        standby.log.forget_leases();
         match attached.start() {
             Start::Place => standby.membership.follow(&attached.views)?,
             Start::FirstFrame => {

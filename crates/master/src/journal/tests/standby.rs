@@ -6,6 +6,7 @@ use std::{collections::BTreeSet, fs, sync::mpsc, thread, time::Duration};
 use super::{
     super::{
         followers::{FollowerId, Newcomer, NextShipment},
+        shipping::{has_standbys, tell_leases},
         standby::StandbyLog,
     },
     *,
@@ -93,6 +94,39 @@ fn standby_catches_up_follows_and_takes_over() {
     let mut keys = heir.keys();
     keys.sort();
     assert_eq!(keys, ["first", "followed", "missed"]);
+}
+
+#[test]
+fn leases_that_a_leader_tells_of_hold_after_a_take_over() {
+    let (leader_dir, standby_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    Pool::open(leader_dir.path()).put("left");
+    copy_log(leader_dir.path(), standby_dir.path());
+    let leader = Pool::open(leader_dir.path());
+    leader.put("read");
+    let mut standby = open_standby(Directory::lock(standby_dir.path()).unwrap());
+    let (journal, tenant) = (leader.journal(), TenantId::default());
+    let at = |seconds| Moment::from_boot(Duration::from_secs(seconds));
+    assert!(!has_standbys(journal));
+    let id = catch_up(&mut standby, &leader);
+    assert!(has_standbys(journal));
+    let mut tell = |seconds| {
+        let lease = Duration::from_secs(10);
+        tell_leases(journal, &leader.state.lock().log_mut().take_lease_notes(lease));
+        let NextShipment::Leases(notes) = journal.next_shipment(id, Duration::ZERO) else {
+            panic!("no notes")
+        };
+        standby.receive_leases(at(seconds), &notes);
+    };
+    tell(0);
+    leader.state.lock().probe(at(20), &tenant, b"read", true);
+    tell(20);
+    let image = standby.lead(true).unwrap().image;
+    let (mut state, _) = State::restore(Rules::default(), 1, at(21), image, Duration::ZERO);
+    state.register(at(21), CLIENT, "host:1").unwrap();
+    state.resume(CLIENT, &spec()).unwrap();
+    let is_leased =
+        |key: &[u8]| !state.view_object(at(21), &tenant, key).unwrap().lease_left.is_zero();
+    assert!(is_leased(b"read") && !is_leased(b"left"));
 }
 
 #[test]

@@ -148,6 +148,10 @@ pub(in crate::state) fn publish(
     object.flags.set(Flags::COMPLETE, true);
     object.flags.set(Flags::HARD_PINNED, value.is_hard_pinned);
     object.flags.set(Flags::GROUPED, !value.group.is_empty());
+    if object.protection.is_leased(now) {
+        // The lease of the earlier value.
+        log.leases.note(version);
+    }
     let tenant = object.tenant;
     if !value.group.is_empty() {
         catalog.groups.join(tenant, &value.group, slot);

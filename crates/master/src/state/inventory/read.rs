@@ -174,8 +174,12 @@ impl Inventory {
     pub(in crate::state) fn extend_lease(&mut self, now: Moment, slot: ObjectSlot) {
         self.take_back(slot);
         let object = self.catalog.objects.at_mut(slot);
+        let before = object.protection.lease();
         let is_new = object.protection.renew_lease(now, self.rules.lease_ttl);
         let flags = object.flags;
+        if self.log.leases.is_on {
+            self.log.leases.extend(object.version, before, object.protection.lease());
+        }
         if flags.has(Flags::GROUPED) {
             self.catalog.groups.record_protection(slot);
         }

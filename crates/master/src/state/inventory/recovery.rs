@@ -38,12 +38,15 @@ pub(in crate::state) struct Recovery {
     /// End of the last access to memory that the earlier master may have granted without a record
     /// in the log.
     pub(in crate::state) unknown_grants_until: Moment,
+    /// End of the leases that an earlier master may have granted.
+    pub(in crate::state) leases_until: Moment,
 }
 
 impl Recovery {
     pub(in crate::state) fn begin(
         now: Moment,
         unknown_grants_until: Moment,
+        leases_until: Moment,
         is_doubtful: bool,
         rules: &Rules,
     ) -> Self {
@@ -57,6 +60,7 @@ impl Recovery {
             pause_grace: None,
             return_grace: None,
             unknown_grants_until,
+            leases_until,
         }
     }
 
@@ -71,6 +75,11 @@ impl Recovery {
     fn return_wait(&self, now: Moment, pool: &Pool) -> Option<Moment> {
         let until = self.return_grace.filter(|until| !until.has_passed(now))?;
         pool.segments.mounted().next().is_none().then_some(until)
+    }
+
+    /// Returns whether objects may have leases of an earlier master.
+    pub(in crate::state) fn has_earlier_leases(&self, now: Moment) -> bool {
+        !self.leases_until.has_passed(now)
     }
 
     /// Returns when unclaimed segments are dropped.

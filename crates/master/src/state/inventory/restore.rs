@@ -11,6 +11,7 @@ use crate::state::{
     inventory::{Inventory, disks::place_copy, quota, recovery::Recovery},
     ledger::{
         effect::{Effect, LoggedCopy},
+        lease_notes::KnownLeases,
         replay::{
             Image, LiveObject, LoggedCopies, LoggedDisk, LoggedExtras, LoggedObjects,
             LoggedSegment, QuarantinedRange,
@@ -40,8 +41,9 @@ pub(in crate::state) struct Restoration {
     now: Moment,
     /// End of the longest fence granted before.
     fence: Moment,
-    /// End of the longest lease granted before.
+    /// End of the longest lease that an object without a note may have.
     lease: Moment,
+    known_leases: KnownLeases,
     /// Slots of the restored segments.
     slots: FxHashMap<SegmentNumber, SegmentSlot>,
     /// Slots of the restored disks.
@@ -70,7 +72,7 @@ impl Restoration {
         inventory: &mut Inventory,
         seed: u64,
         now: Moment,
-        image: &Image,
+        image: &mut Image,
         lost_grants_max: Duration,
     ) -> Self {
         // Without a log, versions begin at random: those of another timeline are not valid here.
@@ -90,11 +92,14 @@ impl Restoration {
         inventory.record_effects();
         let fence = now + image.fence.max(lost_grants_max);
         let is_doubtful = !lost_grants_max.is_zero();
-        inventory.recovery = Recovery::begin(now, fence, is_doubtful, &inventory.rules);
+        let known_leases = std::mem::take(&mut image.known_leases);
+        inventory.recovery =
+            Recovery::begin(now, fence, now + image.lease, is_doubtful, &inventory.rules);
         Self {
             now,
             fence,
-            lease: now + image.lease,
+            lease: known_leases.unknown_until(now, image.lease),
+            known_leases,
             slots: FxHashMap::default(),
             disks: FxHashMap::default(),
             segments: 0,
@@ -207,12 +212,19 @@ impl Restoration {
         }
         drop(copies);
         inventory.catalog.objects.rehash(seed);
+        let mut leased = Vec::new();
         // By version, which is the order of puts and of eviction.
-        for (_, slot) in order {
+        for (version, slot) in order {
             if inventory.objects().get(slot).is_some() {
                 let extras = extras.remove(&slot).unwrap_or_default();
-                self.restore_object(inventory, slot, extras);
+                let lease = self.known_leases.end(self.now, version);
+                self.restore_object(inventory, slot, extras, lease);
+                leased.extend(lease.map(|_| slot));
             }
+        }
+        // After all others, since they were used last.
+        for slot in leased {
+            inventory.touch(self.now, slot);
         }
     }
 
@@ -280,9 +292,10 @@ impl Restoration {
         inventory: &mut Inventory,
         slot: ObjectSlot,
         extras: LoggedExtras,
+        lease: Option<Moment>,
     ) {
         let object = inventory.catalog.objects.at_mut(slot);
-        object.protection.extend_lease(self.lease);
+        object.protection.extend_lease(lease.unwrap_or(self.lease).max(self.lease));
         // The earlier master may have given its address away.
         object.protection.give_address();
         object.protection.extend_fence(self.fence);

@@ -9,7 +9,7 @@ mod logged_objects;
 
 use std::{collections::BTreeMap, time::Duration};
 
-use mooncake_base::{ClientId, KeyRef, ObjectKey, TenantId};
+use mooncake_base::{ClientId, KeyRef, Moment, ObjectKey, TenantId};
 use rustc_hash::FxHashMap;
 
 pub(in crate::state) use self::logged_objects::{LoggedCopies, LoggedExtras, LoggedObjects};
@@ -17,6 +17,7 @@ use crate::state::{
     ids::{ObjectSlot, TenantIndex},
     ledger::{
         effect::{DecodeError, Effect, LoggedCopy, LoggedPin, ObjectName, Value},
+        lease_notes::{KnownLeases, LeaseNotes},
         task_record::next_ordinal,
     },
     options::Terms,
@@ -44,6 +45,8 @@ pub struct Image {
     pub(in crate::state) quotas: BTreeMap<Box<str>, u64>,
     /// Lowest ordinal for the next replica that a task makes.
     pub(in crate::state) next_ordinal: u32,
+    /// Leases that a leader has told of, outside of the log.
+    pub(in crate::state) known_leases: KnownLeases,
 }
 
 /// A segment of the pool.
@@ -113,6 +116,16 @@ impl Image {
     /// The bytes are damaged or of a later version.
     pub fn replay(&mut self, effects: &[u8]) -> Result<(), DecodeError> {
         Effect::decode_all(effects, |effect| self.apply(effect))
+    }
+
+    /// Takes notes of the leader that were received at this moment.
+    pub fn receive_leases(&mut self, now: Moment, notes: &LeaseNotes) {
+        self.known_leases.receive(now, notes);
+    }
+
+    /// Forgets all notes: some may be missing.
+    pub fn forget_leases(&mut self) {
+        self.known_leases = KnownLeases::default();
     }
 
     /// Returns the number of objects, including those in dropped segments.

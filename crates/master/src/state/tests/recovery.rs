@@ -140,8 +140,13 @@ pub(super) fn described(pool: &Pool) -> Image {
 
 /// Returns a pool after its master died. No client has come back yet.
 pub(super) fn restarted(pool: &mut Pool) -> Pool {
+    restarted_from(pool, described(pool))
+}
+
+/// Returns a pool after its master died, of which another one knows so much.
+pub(super) fn restarted_from(pool: &Pool, image: Image) -> Pool {
     let (state, restored) =
-        State::restore(pool.state.rules().clone(), 9, pool.now, described(pool), Duration::ZERO);
+        State::restore(pool.state.rules().clone(), 9, pool.now, image, Duration::ZERO);
     assert_eq!(restored.conflicts, 0);
     let mut new = Pool { state, now: pool.now, tenant: pool.tenant.clone() };
     new.state.register(pool.now, A, "host-a:1").unwrap();

@@ -22,7 +22,7 @@ use crate::state::{
 const REFUSED_USE_KEPT: Duration = Duration::from_millis(100);
 
 /// A put is to be tried again if an object may be evicted within this time.
-const FENCE_AWAITED: Duration = Duration::from_secs(3);
+const END_AWAITED: Duration = Duration::from_secs(3);
 
 /// Use of the memory that puts were refused with, shown for [`REFUSED_USE_KEPT`]: clients repeat
 /// refused puts, and all of them together must not stop the others.
@@ -128,9 +128,9 @@ impl Reclaimer<'_> {
         }
         let end = match waits_for_fence {
             true => inventory.pool().next_quarantine_end(),
-            false => self.next_fence_end(now),
+            false => self.next_parked_end(now),
         };
-        if !waits_for_fence && end.is_some() {
+        if !waits_for_fence && end.is_some() && !inventory.disks().is_empty() {
             error = error.with("moving_objects", inventory.offloads().moving());
         }
         match end {
@@ -141,12 +141,16 @@ impl Reclaimer<'_> {
 }
 
 impl Reclaimer<'_> {
-    /// Returns when the next object may be evicted that is still read, in a pool with disks: their
-    /// owners read each object for some time after it was put.
-    fn next_fence_end(&self, now: Moment) -> Option<Moment> {
-        let end = self.inventory.catalog().next_parked_end().map(Timestamp::moment)?;
-        let is_soon = end.left(now) <= FENCE_AWAITED;
-        (is_soon && !self.inventory.disks().is_empty()).then_some(end)
+    /// Returns when the next object may be evicted that is still protected, if that is to be awaited: in
+    /// a pool with disks, whose owners read each object for some time after it was put, and while leases
+    /// of an earlier master protect objects that may have none.
+    fn next_parked_end(&self, now: Moment) -> Option<Moment> {
+        let inventory = &self.inventory;
+        let end = inventory.catalog().next_parked_end().map(Timestamp::moment)?;
+        let is_soon = end.left(now) <= END_AWAITED;
+        let is_awaited =
+            !inventory.disks().is_empty() || inventory.recovery().has_earlier_leases(now);
+        (is_soon && is_awaited).then_some(end)
     }
 
     /// Returns the use of the memory for the text of a refusal; for a request that may use all

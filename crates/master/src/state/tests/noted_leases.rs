@@ -1,0 +1,149 @@
+//! A master that takes over knows which objects have a lease, as far as it was told.
+
+use super::{
+    recovery::{described, restarted_from},
+    *,
+};
+
+/// A standby that has heard of all leases since a pool of four objects, `a` to `d`, was filled.
+fn standby(pool: &mut Pool) -> Image {
+    pool.state.record_effects();
+    for key in ["a", "b", "c", "d"] {
+        pool.put(key, MIB).unwrap();
+        pool.state.probe(pool.now, &pool.tenant, key.as_bytes(), true);
+    }
+    let mut image = described(pool);
+    tell(pool, &mut image);
+    pool.wait(20);
+    image
+}
+
+fn take_notes(pool: &mut Pool) -> LeaseNotes {
+    let lease = pool.state.rules().lease_ttl;
+    pool.state.log_mut().take_lease_notes(lease)
+}
+
+/// Tells a standby of the leases since it was told last.
+fn tell(pool: &mut Pool, standby: &mut Image) {
+    let notes = take_notes(pool);
+    standby.receive_leases(pool.now, &notes);
+}
+
+/// The master dies, and the standby takes over.
+fn take_over(pool: &Pool, standby: Image) -> Pool {
+    let mut pool = restarted_from(pool, standby);
+    pool.state.resume(A, &spec(A, 1, 1, 4)).unwrap();
+    pool
+}
+
+fn lease(pool: &mut Pool, key: &str) {
+    pool.state.probe(pool.now, &pool.tenant, key.as_bytes(), true);
+}
+
+#[test]
+fn put_evicts_what_has_no_note_at_once() {
+    let mut pool = Pool::new(4);
+    let mut standby = standby(&mut pool);
+    lease(&mut pool, "a");
+    tell(&mut pool, &mut standby);
+    let mut pool = take_over(&pool, standby);
+    for key in ["e", "f", "g"] {
+        pool.put(key, MIB).unwrap();
+    }
+    assert!(pool.exists("a") && ["b", "c", "d"].iter().all(|key| !pool.exists(key)));
+    // Notes have a slack of about a second.
+    pool.wait(9);
+    fails(pool.remove("a", false), ErrorCode::OBJECT_HAS_LEASE);
+    pool.wait(3);
+    pool.remove("a", false).unwrap();
+}
+
+#[test]
+fn object_with_a_note_is_evicted_last() {
+    let rules = Rules { eviction: EvictionKind::Lru, ..Rules::default() };
+    let mut pool = Pool::with(rules, 4);
+    let mut standby = standby(&mut pool);
+    lease(&mut pool, "a");
+    tell(&mut pool, &mut standby);
+    let mut pool = take_over(&pool, standby);
+    pool.wait(12);
+    for key in ["e", "f", "g"] {
+        pool.put(key, MIB).unwrap();
+    }
+    assert!(pool.exists("a"));
+    pool.put("h", MIB).unwrap();
+    assert!(!pool.exists("a"));
+}
+
+#[test]
+fn put_waits_for_leases_that_are_not_known() {
+    let mut pool = Pool::new(4);
+    pool.state.record_effects();
+    pool.put("a", 4 * MIB).unwrap();
+    let mut never_told = described(&pool);
+    let mut told_just_now = never_told.clone();
+    tell(&mut pool, &mut told_just_now);
+    let mut lost_some = told_just_now.clone();
+    pool.wait(20);
+    lost_some
+        .receive_leases(pool.now, &LeaseNotes { versions: None, lease: Duration::from_secs(10) });
+    let mut told_again = told_just_now.clone();
+    told_again.forget_leases();
+    never_told.receive_leases(pool.now, &take_notes(&mut pool));
+    for standby in [never_told, lost_some, told_again] {
+        let mut pool = take_over(&pool, standby);
+        let error = fails(pool.put("b", 4 * MIB), ErrorCode::NO_AVAILABLE_HANDLE).to_string();
+        assert!(!error.contains("retry_after_ms"), "too long to wait: {error}");
+        pool.wait(8);
+        let error = fails(pool.put("b", 4 * MIB), ErrorCode::NO_AVAILABLE_HANDLE).to_string();
+        assert!(error.contains("retry_after_ms=2000"), "{error}");
+        assert!(!error.contains("moving_objects"), "{error}");
+        pool.wait(2);
+        pool.put("b", 4 * MIB).unwrap();
+        // Leases that this master grants itself are not awaited.
+        lease(&mut pool, "b");
+        pool.wait(8);
+        let error = fails(pool.put("c", 4 * MIB), ErrorCode::NO_AVAILABLE_HANDLE).to_string();
+        assert!(!error.contains("retry_after_ms"), "{error}");
+    }
+    let mut pool = take_over(&pool, told_just_now);
+    pool.put("b", 4 * MIB).unwrap();
+}
+
+#[test]
+fn value_that_replaces_a_leased_one_has_a_note() {
+    let mut pool = Pool::new(8);
+    let mut standby = standby(&mut pool);
+    lease(&mut pool, "a");
+    let version = pool.upsert("a", MIB).unwrap().version;
+    pool.upsert("b", MIB).unwrap();
+    let notes = take_notes(&mut pool);
+    let versions = notes.versions.as_ref().unwrap();
+    assert_eq!((versions.len(), versions.last()), (2, Some(&version.0)));
+    // The order of notes and changes does not matter.
+    standby.receive_leases(pool.now, &notes);
+    let known = standby.known_leases;
+    let standby = Image { known_leases: known, ..described(&pool) };
+    let mut pool = restarted_from(&pool, standby);
+    pool.state.resume(A, &spec(A, 1, 1, 8)).unwrap();
+    fails(pool.remove("a", false), ErrorCode::OBJECT_HAS_LEASE);
+    pool.remove("b", false).unwrap();
+}
+
+#[test]
+fn object_is_noted_once_a_second_while_it_is_read() {
+    let mut pool = Pool::new(4);
+    pool.put("k", MIB).unwrap();
+    take_notes(&mut pool);
+    let mut notes = 0;
+    for _ in 0..10_000 {
+        pool.now = pool.now + Duration::from_millis(1);
+        lease(&mut pool, "k");
+        notes += take_notes(&mut pool).versions.unwrap().len();
+    }
+    assert!((9..=11).contains(&notes), "{notes}");
+    pool.state.log_mut().stop_lease_notes();
+    pool.wait(20);
+    lease(&mut pool, "k");
+    assert_eq!(take_notes(&mut pool).versions, None);
+}
