@@ -333,7 +333,10 @@ def main() -> None:
     for line in sys.stdin:
         name, *arguments = json.loads(line)
         if name == "until_free":
-            engine.until(lambda each: len(each.free) == each.blocks)
+            # The worker hears of a request that was aborted after its blocks were freed.
+            engine.until(
+                lambda each: len(each.free) == each.blocks and not each.worker.reqs_need_send
+            )
             answer = engine.state()
             engine.sent.clear()
         else:

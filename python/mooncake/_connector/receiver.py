@@ -133,8 +133,10 @@ class BlockReceiver:
                 _log.error("the call for blocks to %s:%d failed: %s", host, port, error)
                 return False
             finally:
-                socket.disable_monitor()
-                socket.close(linger=0)
+                # `close` has closed it where the call ends because this worker shuts down.
+                if not socket.closed:
+                    socket.disable_monitor()
+                    socket.close(linger=0)
 
     async def _exchange(self, socket: Any, address: str, call: bytes) -> bool:
         socket.ipv6 = True
