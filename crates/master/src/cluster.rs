@@ -33,11 +33,11 @@ use std::{
 
 use mooncake_base::{Clock, Error, ErrorCode, Result, SystemClock, sync::Mutex};
 use mooncake_election::{
-    Election, Elector, History, LeaseService, MemberId, Timing, View, kubernetes::LeaderLabel,
+    Election, Elector, History, MemberId, Timing, View, kubernetes::LeaderLabel,
 };
 use tokio::sync::oneshot;
 
-use self::{counts::LogCounts, member::Membership, status::MemberState};
+use self::{backend::Backend, counts::LogCounts, member::Membership, status::MemberState};
 pub(crate) use self::{director::Director, shipping::LogSource};
 use crate::{config::MasterConfig, fatal::FatalError, journal::Directory, journal::LogSync};
 
@@ -92,7 +92,7 @@ impl Cluster {
     /// # Errors
     /// The configuration is invalid, or the state directory cannot be read or written.
     fn join(
-        service: Arc<dyn LeaseService>,
+        backend: Backend,
         config: &MasterConfig,
         address: String,
         membership: &Membership,
@@ -109,7 +109,7 @@ impl Cluster {
             );
             election.force(View::of_clock(SystemTime::now()), now);
         }
-        let elector = Elector::start(service, election)?;
+        let elector = Elector::start(backend.lease_service, election)?;
         let settings = MemberSettings {
             cluster: config.cluster_id.clone(),
             address,
@@ -128,7 +128,7 @@ impl Cluster {
             next_frame: AtomicU64::new(1),
             handover: Mutex::default(),
             counts: Arc::default(),
-            label: backend::leader_label(config)?,
+            label: backend.label,
         })
     }
 

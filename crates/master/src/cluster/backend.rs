@@ -13,11 +13,30 @@ use mooncake_kv_client::redis::RedisAddress;
 
 use crate::config::{LeaseBackend, MasterConfig};
 
+/// The services outside of the cluster that a member uses.
+#[derive(Debug)]
+pub(super) struct Backend {
+    pub(super) lease_service: Arc<dyn LeaseService>,
+    /// The label of the pod that says whether this master leads. `None` outside of Kubernetes, and if
+    /// the options do not name the pod.
+    pub(super) label: Option<LeaderLabel>,
+}
+
+impl Backend {
+    /// Creates the clients of the services.
+    ///
+    /// # Errors
+    /// An option is missing or invalid, or the service account of the pod cannot be read.
+    pub(super) fn of(config: &MasterConfig) -> Result<Self> {
+        Ok(Self { lease_service: lease_service(config)?, label: leader_label(config)? })
+    }
+}
+
 /// Creates the client of the lease service.
 ///
 /// # Errors
 /// The options name none, or it is invalid.
-pub(super) fn lease_service(config: &MasterConfig) -> Result<Arc<dyn LeaseService>> {
+fn lease_service(config: &MasterConfig) -> Result<Arc<dyn LeaseService>> {
     let settings = &config.cluster;
     let cluster = ClusterId::new(&config.cluster_id)?;
     let place = without_scheme(settings.backend, settings.place()?);
@@ -42,12 +61,11 @@ pub(super) fn lease_service(config: &MasterConfig) -> Result<Arc<dyn LeaseServic
     })
 }
 
-/// Begins to keep the label of the pod that says whether this master leads. `None` outside of
-/// Kubernetes, and if the options do not name the pod.
+/// Begins to keep the label of the pod.
 ///
 /// # Errors
 /// The name is invalid, or the service account of the pod cannot be read.
-pub(super) fn leader_label(config: &MasterConfig) -> Result<Option<LeaderLabel>> {
+fn leader_label(config: &MasterConfig) -> Result<Option<LeaderLabel>> {
     let settings = &config.cluster;
     if settings.backend != LeaseBackend::Kubernetes || settings.pod_name.is_empty() {
         return Ok(None);

@@ -10,10 +10,11 @@ use std::{
 };
 
 use mooncake_base::{Clock, Error, ErrorCode, Result, SystemClock};
-use mooncake_election::{History, LeaderAddress, LeaseService, MemberId, Obstacle, Role, View};
+use mooncake_election::{History, LeaderAddress, MemberId, Obstacle, Role, View};
 
 use super::{
-    Cluster, Handover, LogSource, MemberSettings, backend,
+    Cluster, Handover, LogSource, MemberSettings,
+    backend::Backend,
     following::Following,
     lease_notes::LeaseTeller,
     member::Membership,
@@ -74,17 +75,17 @@ impl Director {
     /// The configuration is invalid, or the state directory cannot be used.
     pub(crate) fn start(front: Arc<Front>, config: &MasterConfig, address: String) -> Result<Self> {
         let directory = open_directory(config)?;
-        Self::start_with(backend::lease_service(config)?, front, directory, address)
+        Self::start_with(Backend::of(config)?, front, directory, address)
     }
 
     fn start_with(
-        service: Arc<dyn LeaseService>,
+        backend: Backend,
         front: Arc<Front>,
         directory: Arc<Directory>,
         address: String,
     ) -> Result<Self> {
         let membership = Membership::open(Arc::clone(&directory))?;
-        let cluster = Arc::new(Cluster::join(service, front.config(), address, &membership)?);
+        let cluster = Arc::new(Cluster::join(backend, front.config(), address, &membership)?);
         tracing::info!(
             member = membership.member(),
             address = cluster.settings.address,

@@ -1,14 +1,21 @@
-//! Tests of the thread of a member: the process ends if the thread or those that it needs end.
+//! Tests of the thread of a member: the process ends if the thread or those that it needs end, and the
+//! pod of a leader has a label.
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::TcpListener,
+};
 
 use mooncake_base::{
     Moment,
     sync::{Condvar, Mutex},
 };
 use mooncake_election::{
-    Acquisition, Bid, Change, Hold, InSyncSet, Lease, SimulatedService, Snapshot,
+    Acquisition, Bid, Change, Hold, InSyncSet, Lease, LeaseService, SimulatedService, Snapshot,
+    kubernetes::{ApiServer, LeaderLabel},
     rules::{Answer, Request},
 };
-use tokio::time::timeout;
+use tokio::{sync::mpsc, time::timeout};
 
 use super::*;
 use crate::addresses::Addresses;
@@ -18,6 +25,7 @@ const TTL: Duration = Duration::from_secs(1);
 /// The call of the lease service that panics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
+    Never,
     /// A call of the thread of the member.
     Announce,
     /// A call of a thread of the election.
@@ -102,8 +110,15 @@ impl LeaseService for FaultyService {
     }
 }
 
-/// A member that is elected ends with an error, and its lease is given back.
-async fn check(fault: Fault) {
+/// A member that is elected, with the lease service of its own.
+struct Member {
+    director: Director,
+    front: Arc<Front>,
+    service: Arc<FaultyService>,
+    _folder: tempfile::TempDir,
+}
+
+fn start_member(fault: Fault, label: Option<LeaderLabel>) -> Member {
     let folder = tempfile::tempdir().unwrap();
     let directory = Arc::new(Directory::lock(folder.path()).unwrap());
     let member = Membership::open(Arc::clone(&directory)).unwrap();
@@ -120,11 +135,16 @@ async fn check(fault: Fault) {
     let rpc = ([127, 0, 0, 1], 1).into();
     let addresses = Addresses { rpc, admin: None, metadata: None, events: None };
     let front = Front::new(config, SystemClock::shared(), addresses, "".into(), None);
-    let lease_service = Arc::clone(&service) as Arc<dyn LeaseService>;
+    let backend = Backend { lease_service: Arc::clone(&service) as _, label };
     let address = "127.0.0.1:1".to_owned();
     let front = Arc::new(front);
-    let director = Director::start_with(lease_service, Arc::clone(&front), directory, address);
-    let director = director.unwrap();
+    let director = Director::start_with(backend, Arc::clone(&front), directory, address).unwrap();
+    Member { director, front, service, _folder: folder }
+}
+
+/// A member that is elected ends with an error, and its lease is given back.
+async fn check(fault: Fault) {
+    let Member { director, front, service, _folder } = start_member(fault, None);
     let error = timeout(Duration::from_secs(20), director.cluster().ended()).await;
     let error = error.expect("the process ends");
     assert!(error.to_string().contains("panicked"), "{error}");
@@ -144,4 +164,54 @@ async fn panic_of_a_members_thread_ends_the_process() {
 #[tokio::test(flavor = "multi_thread")]
 async fn panic_of_an_elections_thread_ends_the_process() {
     check(Fault::Acquire).await;
+}
+
+/// Answers changes of a pod, one connection at a time, and passes their bodies on.
+fn serve_pods(listener: &TcpListener, bodies: &mpsc::Sender<serde_json::Value>) {
+    for stream in listener.incoming() {
+        let mut reader = BufReader::new(stream.unwrap());
+        let mut length = 0;
+        loop {
+            let mut line = String::new();
+            reader.read_line(&mut line).unwrap();
+            if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                length = value.trim().parse().unwrap();
+            }
+            if line.trim().is_empty() {
+                break;
+            }
+        }
+        let mut body = vec![0; length];
+        reader.read_exact(&mut body).unwrap();
+        let head = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}";
+        reader.get_mut().write_all(head).unwrap();
+        if bodies.blocking_send(serde_json::from_slice(&body).unwrap()).is_err() {
+            return;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pod_has_the_label_while_its_master_serves() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let (sender, mut bodies) = mpsc::channel(8);
+    thread::spawn(move || serve_pods(&listener, &sender));
+    let api = ApiServer::new(&url, "default", None, None).unwrap();
+    let label = LeaderLabel::start(api, "m-0").unwrap();
+    let member = start_member(Fault::Never, Some(label));
+    let mut next = async || {
+        let body = timeout(Duration::from_secs(20), bodies.recv()).await.unwrap().unwrap();
+        body["metadata"]["labels"]["mooncake.io/store-role"].clone()
+    };
+    // The first change removes what an earlier process has left, unless it leads by then.
+    let mut present = next().await;
+    if present.is_null() {
+        present = next().await;
+    }
+    assert_eq!(present, "leader");
+    let Member { director, front, .. } = member;
+    tokio::task::spawn_blocking(|| drop(director)).await.unwrap();
+    front.kill();
+    assert!(next().await.is_null());
 }
