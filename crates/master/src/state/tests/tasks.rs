@@ -232,6 +232,25 @@ fn failed_task_is_retried_up_to_limit() {
 }
 
 #[test]
+fn pause_before_retry_doubles_from_250_ms_to_5_s() {
+    let tasks =
+        TaskRules { retries_max: 9, processing_timeout: Duration::ZERO, ..TaskRules::default() };
+    let mut pool = Pool::with(Rules { tasks, ..Rules::default() }, 4);
+    pool.mount(B, 2, 4).unwrap();
+    pool.put_with("k", 1000, false, &on("host-a:1")).unwrap();
+    pool.copy("k", &["host-b:1"]).unwrap();
+    for pause_ms in [250, 500, 1000, 2000, 4000, 5000, 5000] {
+        let work = pool.fetch(A).remove(0);
+        let failed: Vec<ReplicaId> = work.targets.iter().map(|place| place.replica).collect();
+        pool.report(A, &work, &failed).unwrap();
+        pool.now = pool.now + Duration::from_millis(pause_ms - 1);
+        assert!(!pool.state.tasks().has_tasks(pool.now, A), "before {pause_ms} ms");
+        pool.now = pool.now + Duration::from_millis(1);
+        assert!(pool.state.tasks().has_tasks(pool.now, A), "after {pause_ms} ms");
+    }
+}
+
+#[test]
 fn silent_client_loses_task_to_other_holder() {
     let mut pool = two();
     let both = PutOptions { replicas: 2, ..PutOptions::default() };

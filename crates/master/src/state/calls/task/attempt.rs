@@ -482,7 +482,7 @@ impl TaskCalls<'_> {
         why.clone_into(&mut task.message);
         let (client, retries) = (task.client, task.retries);
         self.log_task(id);
-        let pause = RETRY_PAUSE_MAX.min(RETRY_PAUSE * (1 << retries.min(8)));
+        let pause = RETRY_PAUSE_MAX.min(RETRY_PAUSE * (1 << (retries - 1).min(8)));
         self.assign_task(now, id, now + pause, Some(client));
     }
 
