@@ -88,6 +88,16 @@ pub struct ServerGreeting {
     pub refusal: Option<v1::Failure>,
 }
 
+impl ServerGreeting {
+    /// Checks that the server does not refuse the client.
+    ///
+    /// # Errors
+    /// The refusal.
+    pub fn check_refusal(&self) -> Result<()> {
+        self.refusal.as_ref().map_or(Ok(()), |refusal| Err(refusal.into()))
+    }
+}
+
 /// The properties of a daemon that the processes it serves need.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct DaemonGreeting {

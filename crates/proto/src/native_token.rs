@@ -77,6 +77,26 @@ pub fn missing_token() -> Error {
     Error::new(ErrorCode::ILLEGAL_CLIENT, text)
 }
 
+/// Proves the token to the server that sent this first greeting, if there is one, and has the server
+/// prove it. `prove` sends the proof and returns the answer, which is the server's last greeting.
+///
+/// # Errors
+/// The server's refusal, or `ILLEGAL_CLIENT`: only one side has a token, or the tokens differ.
+pub fn authenticate(
+    token: Option<&Token>,
+    greeting: ServerGreeting,
+    prove: impl FnOnce(&ClientProof) -> Result<ServerGreeting>,
+) -> Result<ServerGreeting> {
+    greeting.check_refusal()?;
+    let Some(token) = token else {
+        return if greeting.challenge.is_empty() { Ok(greeting) } else { Err(missing_token()) };
+    };
+    let (exchange, proof) = Exchange::answer(token, &greeting)?;
+    let greeting = prove(&proof)?;
+    exchange.check(token, &greeting)?;
+    Ok(greeting)
+}
+
 impl Exchange {
     /// Answers the challenge in a master's first greeting.
     ///
@@ -109,9 +129,7 @@ impl Exchange {
     /// # Errors
     /// The master's refusal, or `ILLEGAL_CLIENT`: the peer has not proven the token.
     pub fn check(&self, token: &Token, greeting: &ServerGreeting) -> Result<()> {
-        if let Some(refusal) = &greeting.refusal {
-            return Err(refusal.into());
-        }
+        greeting.check_refusal()?;
         let is_proven = (greeting.proof[..].try_into())
             .is_ok_and(|proof| self.0.is_proven(token, Prover::Callee, &content(greeting), &proof));
         if is_proven {
@@ -159,6 +177,30 @@ mod tests {
         let mut greeting = full_greeting();
         at_master.seal(&ours, &mut greeting);
         at_client.check(&ours, &greeting).unwrap();
+    }
+
+    #[test]
+    fn client_and_server_authenticate_each_other() {
+        let ours = token("open sesame");
+        let challenge = Challenge::new();
+        let greeting = authenticate(Some(&ours), challenge.greeting(), |proof| {
+            let mut greeting = full_greeting();
+            challenge.check(&ours, proof)?.seal(&ours, &mut greeting);
+            Ok(greeting)
+        });
+        assert_eq!(greeting.unwrap().unix_socket, "mooncake-master-7");
+        let silent =
+            |_: &ClientProof| -> Result<ServerGreeting> { panic!("nothing is to be proven") };
+        assert_eq!(authenticate(None, full_greeting(), silent).unwrap(), full_greeting());
+        let refusal = Some((&missing_token()).into());
+        for (token, greeting) in [
+            (None, Challenge::new().greeting()),
+            (Some(&ours), full_greeting()),
+            (Some(&ours), ServerGreeting { refusal, ..Challenge::new().greeting() }),
+        ] {
+            let error = authenticate(token, greeting, silent).unwrap_err();
+            assert_eq!(error.code(), ErrorCode::ILLEGAL_CLIENT, "{error}");
+        }
     }
 
     #[test]

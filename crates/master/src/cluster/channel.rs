@@ -10,7 +10,7 @@ use bytes::BytesMut;
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock, Token};
 use mooncake_proto::{
     native_frame::{self, FRAME_BYTES_MAX, GREETING_BYTES_MAX, ServerGreeting},
-    native_token::{self, Exchange},
+    native_token,
     standby::standby_greeting,
 };
 use prost::Message;
@@ -74,18 +74,11 @@ impl Channel {
     fn greet(&mut self, token: Option<&Token>) -> Result<()> {
         self.stream.write_all(&standby_greeting()).map_err(broken)?;
         let greeting: ServerGreeting = self.receive_up_to(GREETING_BYTES_MAX)?;
-        if let Some(refusal) = &greeting.refusal {
-            return Err(refusal.into());
-        }
-        match token {
-            None if greeting.challenge.is_empty() => Ok(()),
-            None => Err(native_token::missing_token()),
-            Some(token) => {
-                let (exchange, proof) = Exchange::answer(token, &greeting)?;
-                self.send(&proof)?;
-                exchange.check(token, &self.receive_up_to(GREETING_BYTES_MAX)?)
-            }
-        }
+        native_token::authenticate(token, greeting, |proof| {
+            self.send(proof)?;
+            self.receive_up_to(GREETING_BYTES_MAX)
+        })?;
+        Ok(())
     }
 
     /// Returns a second handle, for another thread.

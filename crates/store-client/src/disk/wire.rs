@@ -10,7 +10,7 @@ use mooncake_base::{Error, ErrorCode, Moment, Result, Token};
 use mooncake_os::DeadlineStream;
 use mooncake_proto::{
     native_frame::{self, GREETING_BYTES_MAX, ServerGreeting},
-    native_token::{self, Challenge, ClientProof, Exchange},
+    native_token::{self, Challenge, ClientProof},
     records,
 };
 use prost::Message;
@@ -47,19 +47,11 @@ impl Wire {
         self.outgoing.extend_from_slice(&records::reader_greeting());
         self.flush(deadline)?;
         let greeting: ServerGreeting = self.receive(GREETING_BYTES_MAX, deadline)?;
-        if let Some(refusal) = &greeting.refusal {
-            return Err(refusal.into());
-        }
-        let Some(token) = token else {
-            return match greeting.challenge.is_empty() {
-                true => Ok(()),
-                false => Err(native_token::missing_token()),
-            };
-        };
-        let (exchange, proof) = Exchange::answer(token, &greeting)?;
-        self.send(&proof, deadline)?;
-        let greeting = self.receive(GREETING_BYTES_MAX, deadline)?;
-        exchange.check(token, &greeting)
+        native_token::authenticate(token, greeting, |proof| {
+            self.send(proof, deadline)?;
+            self.receive(GREETING_BYTES_MAX, deadline)
+        })?;
+        Ok(())
     }
 
     /// Reads the greeting of a reader, has it prove the token, and proves it.

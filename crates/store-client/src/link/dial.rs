@@ -12,7 +12,7 @@ use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClo
 use mooncake_os::call_limit;
 use mooncake_proto::{
     native_frame::{self, ServerGreeting},
-    native_token::{self, Exchange},
+    native_token::{self, ClientProof},
 };
 use socket2::{Domain, SockAddr, Socket, TcpKeepalive, Type};
 
@@ -126,9 +126,7 @@ fn greet(socket: Socket, deadline: Moment) -> Result<Greeted> {
     let mut connection = Connection::new(socket);
     let greeting = connection.greet(deadline).map_err(no_greeting)?;
     // A standby: it answers no calls, and says who leads.
-    if let Some(refusal) = &greeting.refusal {
-        return Err(refusal.into());
-    }
+    greeting.check_refusal()?;
     if greeting.version == native_frame::VERSION {
         Ok((connection, greeting))
     } else {
@@ -148,15 +146,8 @@ fn authenticate(
     token: Option<&Token>,
     deadline: Moment,
 ) -> Result<Greeted> {
-    let Some(token) = token else {
-        return match greeting.challenge.is_empty() {
-            true => Ok((connection, greeting)),
-            false => Err(native_token::missing_token()),
-        };
-    };
-    let (exchange, proof) = Exchange::answer(token, &greeting)?;
-    let greeting = connection.prove(&proof, deadline).map_err(no_greeting)?;
-    exchange.check(token, &greeting)?;
+    let prove = |proof: &ClientProof| connection.prove(proof, deadline).map_err(no_greeting);
+    let greeting = native_token::authenticate(token, greeting, prove)?;
     Ok((connection, greeting))
 }
 
