@@ -123,6 +123,28 @@ def test_embedded_pool_has_a_disk(tmp_path):
         mooncake.Store(config=mooncake.StoreConfig(disk=tmp_path, disk_bytes="many"))
 
 
+def test_dictionary_has_each_number_of_the_metrics_page(tmp_path):
+    config = mooncake.StoreConfig(segment_bytes="64MB", disk=tmp_path / "one", disk_bytes="256MB")
+    with mooncake.Store(config=config) as store:
+        store.put("k", b"value")
+        until(lambda: store.stats()["store"]["disk"]["written"]["records"] == 1)
+        counted, text = store.stats()["store"]["disk"], store.metrics_text()
+    sample = re.compile(r'^mooncake_client_disk_(\w+)\{client_mode="real"(?:,(\w+)="([^"]*)")?\} ')
+    rows = {
+        None: {None: counted},
+        "path": counted["directories"],
+        "direction": {"read": counted["read"], "write": counted["written"]},
+    }
+    samples = [found.groups() for line in text.splitlines() if (found := sample.match(line))]
+    seen = set()
+    for name, label, value in samples:
+        if label in rows and not name.startswith("batch_duration_seconds"):
+            name = name.removesuffix("_total")
+            assert isinstance(rows[label][value][name], int), name
+            seen.add(name)
+    assert {"promoted", "promoted_bytes", "staging_full", "lost", "moved", "records"} <= seen
+
+
 @contextmanager
 def daemon_with_disk(master: MasterProcess, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A daemon that keeps the directory; ended at last."""

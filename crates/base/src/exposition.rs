@@ -29,6 +29,11 @@ impl<R> Metric<R> {
     pub const fn counter(name: &'static str, help: &'static str, value: fn(&R) -> u64) -> Self {
         Self { name, kind: "counter", help, value }
     }
+
+    /// Returns the value of a row and its name in a dictionary, without the ending of counters.
+    pub fn entry(&self, row: &R) -> (&'static str, u64) {
+        (self.name.trim_end_matches("_total"), (self.value)(row))
+    }
 }
 
 /// A builder of the text.

@@ -81,12 +81,7 @@ pub(crate) fn metrics<'py>(
     dict.set_item("calls", count(py, metrics.calls)?)?;
     dict.set_item("puts", count(py, metrics.puts)?)?;
     dict.set_item("reads", count(py, metrics.reads)?)?;
-    dict.set_item("hits", metrics.hits)?;
-    dict.set_item("misses", metrics.misses)?;
-    dict.set_item("late_reads", metrics.late_reads)?;
-    dict.set_item("checksum_mismatches", metrics.checksum_mismatches)?;
-    dict.set_item("skipped_copies", metrics.skipped_copies)?;
-    dict.set_item("lost_copies", metrics.lost_copies)?;
+    dict.update(numbers(py, metrics.copies())?.as_mapping())?;
     let operations = PyDict::new(py);
     for (name, counted) in &metrics.operations {
         let operation = count(py, counted.objects)?;
@@ -128,37 +123,31 @@ pub(crate) fn metrics<'py>(
 fn disk<'py>(py: Python<'py>, metrics: &DiskMetrics) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     for (name, count) in [("read", &metrics.read), ("written", &metrics.written)] {
-        let way = PyDict::new(py);
-        way.set_item("records", count.records)?;
-        way.set_item("bytes", count.bytes)?;
+        let way = numbers(py, count.entries())?;
         way.set_item("latency", latency(py, &count.latency)?)?;
         dict.set_item(name, way)?;
     }
-    dict.set_item("remote_loads", metrics.remote_calls)?;
-    dict.set_item("remote_bytes", metrics.remote_bytes)?;
-    dict.set_item("evicted", metrics.evicted)?;
-    dict.set_item("lost", metrics.lost)?;
-    dict.set_item("staged_bytes", metrics.staged_bytes)?;
-    let refused = PyDict::new(py);
-    for (reason, count) in &metrics.refused {
-        refused.set_item(reason, count)?;
-    }
-    dict.set_item("refused", refused)?;
+    dict.update(numbers(py, metrics.entries())?.as_mapping())?;
+    dict.set_item("refused", numbers(py, metrics.refused.iter().copied())?)?;
     let directories = PyDict::new(py);
     for found in &metrics.directories {
-        let row = PyDict::new(py);
+        let row = numbers(py, found.entries())?;
         row.set_item("read_method", found.read_method)?;
         row.set_item("why", &found.why)?;
-        row.set_item("capacity_bytes", found.capacity)?;
-        row.set_item("used_bytes", found.used)?;
-        row.set_item("records", found.records)?;
-        row.set_item("file_written_bytes", found.file_bytes)?;
-        row.set_item("moved", found.moved)?;
-        row.set_item("trimmed", found.trimmed)?;
-        row.set_item("direct_refused", found.direct_refused)?;
         directories.set_item(&found.path, row)?;
     }
     dict.set_item("directories", directories)?;
+    Ok(dict)
+}
+
+fn numbers<'py>(
+    py: Python<'py>,
+    entries: impl Iterator<Item = (&'static str, u64)>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    for (name, value) in entries {
+        dict.set_item(name, value)?;
+    }
     Ok(dict)
 }
 

@@ -206,6 +206,12 @@ impl DiskCounters {
 }
 
 impl DiskMetrics {
+    /// Returns names and values of the counters of all directories together, as the metrics page
+    /// has them.
+    pub fn entries(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        RECORDS.iter().map(|metric| metric.entry(self))
+    }
+
     /// Adds the metrics that upstream has, too.
     pub(super) fn add_upstream(&self, out: &mut Exposition, labels: &Labels<'_>) {
         let mut total = self.read.clone();
@@ -333,6 +339,20 @@ static DIRECTORIES: [Metric<DirectoryMetrics>; 7] = [
         |it| it.direct_refused,
     ),
 ];
+
+impl DirectoryMetrics {
+    /// Returns names and values of the numbers, as the metrics page has them.
+    pub fn entries(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        DIRECTORIES.iter().map(|metric| metric.entry(self))
+    }
+}
+
+impl DiskCount {
+    /// Returns names and values of the counters, as the metrics page has them.
+    pub fn entries(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        WAYS.iter().map(|metric| metric.entry(self))
+    }
+}
 
 impl Rows {
     fn count(&self, records: u64, bytes: u64, took: Duration) {

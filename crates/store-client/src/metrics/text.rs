@@ -60,6 +60,11 @@ static CALLS: [Metric<CallCount>; 1] =
     })];
 
 impl MetricsSnapshot {
+    /// Returns names and values of the counters of replicas, as the metrics page has them.
+    pub fn copies(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        COPIES.iter().map(|metric| metric.entry(self))
+    }
+
     /// Returns the counters in the Prometheus text format. A non-empty `cluster` becomes a label of
     /// each sample.
     pub fn prometheus(&self, config: &MetricsConfig) -> String {
