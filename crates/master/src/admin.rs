@@ -186,10 +186,7 @@ fn router(admin: Arc<Admin>) -> Router {
 /// Answers only while this master leads: at the moment of the answer, not of the request.
 async fn while_leading(State(admin): AdminContext, request: Request, next: Next) -> Response {
     let answer = next.run(request).await;
-    match admin.service.shared().may_answer() {
-        true => answer,
-        false => standby::refusal(),
-    }
+    if admin.service.shared().may_answer() { answer } else { standby::refusal() }
 }
 
 /// Returns the routes that change something. Any such route must be here, behind the access guard.

@@ -151,10 +151,8 @@ async fn start_in(
     } else {
         None
     };
-    let events = match config.events.is_on {
-        true => Some(events::bind(&config.events.endpoint).await?),
-        false => None,
-    };
+    let events =
+        if config.events.is_on { Some(events::bind(&config.events.endpoint).await?) } else { None };
     let addresses = Addresses {
         rpc: local_addr_of(&rpc)?,
         admin: admin.as_ref().map(local_addr_of).transpose()?,
@@ -289,7 +287,7 @@ async fn bind(host: &str, port: u16, by: ListenOptions) -> Result<TcpListener> {
             .with("address", Endpoint::new(endpoint.host.clone(), port))
             .with("option", format_args!("--{option}"))
             .with_remedy("Name an address of this machine, and a port that is free.");
-        if let Some(holder) = mooncake_os::port_holder(port).filter(|_| is_taken) {
+        if is_taken && let Some(holder) = mooncake_os::port_holder(port) {
             error = error.with("held_by", holder);
         }
         error.caused_by(source)

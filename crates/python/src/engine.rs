@@ -292,7 +292,10 @@ pub(crate) fn write_memory(
             .with("given", given);
         return or_raise(py, Err(error));
     }
-    let Some(from) = view.ranges().first().filter(|_| length.0 > 0) else { return Ok(()) };
+    if length.0 == 0 {
+        return Ok(());
+    }
+    let Some(from) = view.ranges().first() else { return Ok(()) };
     let from = from.part(0, length.0);
     let to = caller_ranges(vec![(address.0, length.0)]);
     let copied = detached(py, || to.into_iter().try_for_each(|to| copy(from, to)));

@@ -73,14 +73,13 @@ impl Disks {
             owners.push(Arc::new(owner));
         }
         let owners: Arc<[Arc<Owner>]> = owners.into();
-        let server = match owners.is_empty() {
-            true => None,
-            false => {
-                let (owners, staging) = (Arc::clone(&owners), Arc::clone(&staging));
-                let endpoint = engine.segment_name().to_owned();
-                let served = Served { owners, staging, endpoint, token: token.clone() };
-                Some(RecordServer::start(engine.host(), served)?)
-            }
+        let server = if owners.is_empty() {
+            None
+        } else {
+            let (owners, staging) = (Arc::clone(&owners), Arc::clone(&staging));
+            let endpoint = engine.segment_name().to_owned();
+            let served = Served { owners, staging, endpoint, token: token.clone() };
+            Some(RecordServer::start(engine.host(), served)?)
         };
         Ok(Self { owners, staging, server, readers: RecordReaders::new(token) })
     }

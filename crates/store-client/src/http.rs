@@ -76,7 +76,7 @@ impl HttpServer {
             let is_taken = source.kind() == std::io::ErrorKind::AddrInUse;
             let mut error = Error::invalid("the client's HTTP server cannot listen on the address")
                 .with("address", SocketAddr::new(host, port));
-            if let Some(holder) = mooncake_os::port_holder(port).filter(|_| is_taken) {
+            if is_taken && let Some(holder) = mooncake_os::port_holder(port) {
                 error = error.with("held_by", holder);
             }
             error.caused_by(source)

@@ -64,13 +64,15 @@ impl ReplicaSelector {
         let ranks = places.iter().map(|place| {
             let endpoint = place.segment.endpoint.as_str();
             let is_on_disk = place.segment.is_disk;
-            let is_elsewhere = match is_on_disk {
-                true => place.segment.name != self.own_name,
-                false => endpoint != self.own_endpoint,
+            let is_elsewhere = if is_on_disk {
+                place.segment.name != self.own_name
+            } else {
+                endpoint != self.own_endpoint
             };
-            let expected = match is_elsewhere {
-                true => self.expected_latency(endpoint, (Opcode::Read, bytes), now),
-                false => Duration::ZERO,
+            let expected = if is_elsewhere {
+                self.expected_latency(endpoint, (Opcode::Read, bytes), now)
+            } else {
+                Duration::ZERO
             };
             let is_suspected = self.suspected.is_suspected(endpoint, now);
             ReplicaRank { is_suspected, is_on_disk, is_elsewhere, expected }
@@ -91,10 +93,7 @@ impl ReplicaSelector {
     ) -> Duration {
         let there = host_of(endpoint);
         let is_here = there == host_of(&self.own_endpoint) || there == host_of(&self.own_name);
-        let locality = match is_here {
-            true => Locality::SameHost,
-            false => Locality::OtherHost,
-        };
+        let locality = if is_here { Locality::SameHost } else { Locality::OtherHost };
         self.latency.expected(endpoint, locality, what, now)
     }
 }

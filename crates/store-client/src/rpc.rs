@@ -163,10 +163,8 @@ impl MasterRpc {
         };
         let response = self.call_with_retries(request, sent, &mut retry, prepare);
         let is_limit_over = call_limit::is_over() || (is_limited && retry.is_out_of_time());
-        let response = response.map_err(|error| match is_limit_over {
-            true => timed_out(error),
-            false => error,
-        });
+        let response =
+            response.map_err(|error| if is_limit_over { timed_out(error) } else { error });
         if call_number != 0 {
             self.numbers.lock().end(call_number);
         }

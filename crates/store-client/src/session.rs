@@ -88,9 +88,10 @@ impl ClientSession {
 
     /// Returns the tenant that the master keeps the objects of this client under.
     pub(crate) fn tenant(&self) -> TenantId {
-        match self.state.lock().ignores_tenants() {
-            true => TenantId::default(),
-            false => self.config.tenant.clone(),
+        if self.state.lock().ignores_tenants() {
+            TenantId::default()
+        } else {
+            self.config.tenant.clone()
         }
     }
 

@@ -323,7 +323,9 @@ impl Transfers {
             job.outcome = Some(outcome.map_err(blame));
         }
         self.metrics.count_copies(served.or_else(|| peer.transport()), opcode, totals);
-        if let Some((begin, end)) = end.filter(|_| totals.failed == 0) {
+        if totals.failed == 0
+            && let Some((begin, end)) = end
+        {
             let what = (opcode, totals.bytes);
             self.replicas.latency().record(&segment.endpoint, what, end.since(begin), end);
         }
@@ -379,9 +381,10 @@ fn job_outcome(
         }
     }
     let moved = failed.is_none().then_some(bytes);
-    match is_part {
-        true => totals.add_part(moved),
-        false => totals.add(moved),
+    if is_part {
+        totals.add_part(moved);
+    } else {
+        totals.add(moved);
     }
     failed.map_or(Ok(()), Err)
 }

@@ -93,9 +93,10 @@ fn local(wanted: &str) -> Result<Topology> {
     if missing.is_empty() {
         return Ok(Topology::local(wanted));
     }
-    let why = match found.is_empty() {
-        true => "this machine has no RDMA device",
-        false => "this machine has no RDMA device of that name",
+    let why = if found.is_empty() {
+        "this machine has no RDMA device"
+    } else {
+        "this machine has no RDMA device of that name"
     };
     let error = Error::invalid(why).with("device_name", missing.join(","));
     Err(if found.is_empty() { error } else { error.with("found", Vec::from_iter(found).join(",")) })

@@ -310,20 +310,14 @@ fn ways_around_the_inventory_are_found() {
     assert_eq!(doors_of_the_inventory(&files).len(), 3);
 }
 
-/// Crates that still test flags by patterns, or by a filter that ignores its argument. The list only shrinks.
-const PATTERNS_OF_FLAGS: &[&str] =
-    &["disk", "election", "kv-client", "master", "python", "store-client", "transfer-tools"];
-
 #[test]
 fn flags_are_tested_by_if() {
-    let pattern = regex(r"^\s*(true|false) => |\.filter\(\|_\| ");
-    let mut found = Vec::new();
-    for file in rust() {
-        let owner = file.path.strip_prefix("crates/").and_then(|path| path.split_once("/src/"));
-        if owner.is_some_and(|(owner, _)| !PATTERNS_OF_FLAGS.contains(&owner)) {
-            found.extend(file.matches(&pattern));
-        }
-    }
+    let pattern = regex(r"^\s*(true|false)( if .*)? => |\.filter\(\|_\| ");
+    let rust = rust();
+    let sources = rust.iter().filter(|file| {
+        file.path.strip_prefix("crates/").is_some_and(|path| path.contains("/src/"))
+    });
+    let found: Vec<_> = sources.flat_map(|file| file.matches(&pattern)).collect();
     report("flags that are tested by a pattern: use if", &found);
 }
 

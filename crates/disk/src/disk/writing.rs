@@ -222,9 +222,10 @@ impl Disk {
 
     /// Returns the bytes of the file system that are to be free.
     fn free_bytes_wanted(&self, writer: &Writer) -> u64 {
-        match writer.gives_up {
-            true => self.options.free_bytes_low.max(self.options.free_bytes_min),
-            false => self.options.free_bytes_min,
+        if writer.gives_up {
+            self.options.free_bytes_low.max(self.options.free_bytes_min)
+        } else {
+            self.options.free_bytes_min
         }
     }
 
@@ -346,10 +347,8 @@ impl Disk {
     /// Seals the open extent. If that fails, its records are dropped: some may not be on the device.
     fn seal(&self, writer: &mut Writer, evicted: &mut Vec<OwnedName>) -> io::Result<()> {
         let Some(mut open) = writer.open.take() else { return Ok(()) };
-        let sealed = match open.has_failed {
-            true => open.sync(),
-            false => open.extent.seal(open.end, &open.index),
-        };
+        let sealed =
+            if open.has_failed { open.sync() } else { open.extent.seal(open.end, &open.index) };
         if sealed.is_ok() {
             self.state.lock().synced = Ticket { generation: open.extent.generation, end: open.end };
             return sealed;

@@ -102,9 +102,10 @@ pub(super) async fn check_host(
 /// do not run pages of strangers.
 fn is_known_host(known: &[String], own: &str, headers: &HeaderMap) -> bool {
     let agent = headers.get(header::USER_AGENT).map_or(&b""[..], |value| value.as_bytes());
-    let Some(host) = headers.get(header::HOST).filter(|_| agent.starts_with(b"Mozilla/")) else {
+    if !agent.starts_with(b"Mozilla/") {
         return true;
-    };
+    }
+    let Some(host) = headers.get(header::HOST) else { return true };
     let host = host_of(host.as_bytes());
     let short = own.split('.').next().unwrap_or_default();
     let is_own =

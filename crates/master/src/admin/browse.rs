@@ -154,10 +154,12 @@ impl PrefixCounts {
         let end = rest.iter().position(|byte| DELIMITERS.contains(byte));
         let group = &rest[..end.map_or(rest.len(), |end| end + 1)];
         let is_new = !self.counts.contains_key(group);
-        let count = match is_new && self.counts.len() >= GROUPS_MAX {
-            true => &mut self.others,
-            false if is_new => self.counts.entry(Box::from(group)).or_default(),
-            false => self.counts.get_mut(group).expect("it was just found"),
+        let count = if !is_new {
+            self.counts.get_mut(group).expect("it was just found")
+        } else if self.counts.len() < GROUPS_MAX {
+            self.counts.entry(Box::from(group)).or_default()
+        } else {
+            &mut self.others
         };
         count.0 += 1;
         count.1 += length;
@@ -171,9 +173,8 @@ impl PrefixCounts {
     }
 
     fn json(self, is_by_bytes: bool) -> Value {
-        let order = |(keys, bytes): &(u64, u64)| match is_by_bytes {
-            true => (*bytes, *keys),
-            false => (*keys, *bytes),
+        let order = |(keys, bytes): &(u64, u64)| {
+            if is_by_bytes { (*bytes, *keys) } else { (*keys, *bytes) }
         };
         let mut groups: Vec<_> = self.counts.into_iter().collect();
         groups.sort_by(|(a, one), (b, other)| order(other).cmp(&order(one)).then(a.cmp(b)));

@@ -215,10 +215,8 @@ impl MemberThread {
             overrules_others: self.cluster.elector.overrules_others(),
             clock: SystemClock::shared(),
         };
-        let quotas = match membership.views().is_empty() {
-            true => QuotaSource::File,
-            false => QuotaSource::Log,
-        };
+        let quotas =
+            if membership.views().is_empty() { QuotaSource::File } else { QuotaSource::Log };
         let recovered = own_log::lead(log, &mut membership, term)?;
         self.cluster.elector.set_complete(true);
         let service = self.make_service(view, recovered, quotas)?;

@@ -116,7 +116,8 @@ fn parse(text: &str) -> Result<BTreeMap<String, u64>> {
         _ => None,
     };
     let is_known = document["version"].as_str() == Some("1");
-    let Some(tenants) = tenants.filter(|_| is_known) else {
+    let tenants = if is_known { tenants } else { None };
+    let Some(tenants) = tenants else {
         let why = match (is_known, &document["tenants"]) {
             (true, Value::Null) => "the quota file has no `tenants`",
             (true, _) => "`tenants` of the quota file is no list",

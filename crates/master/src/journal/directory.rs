@@ -90,8 +90,8 @@ impl Directory {
         let names = names.map_err(|source| file_error("cannot be read", &self.path, source))?;
         let number = |name: &String| {
             let (_, digits) = name.rsplit_once('-')?;
-            let number = digits.parse().ok().filter(|_| digits.len() == 16)?;
-            (file_name(kind, number) == *name).then_some(number)
+            let number = digits.parse().ok()?;
+            (digits.len() == 16 && file_name(kind, number) == *name).then_some(number)
         };
         let mut numbers: Vec<u64> = names.iter().filter_map(number).collect();
         numbers.sort_unstable();

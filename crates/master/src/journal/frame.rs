@@ -162,8 +162,10 @@ impl<'a> Frame<'a> {
     pub(super) fn read(bytes: &'a [u8]) -> Option<Self> {
         let head = bytes.first_chunk::<FRAME_BYTES>()?;
         let length = number_of(&head[..4]) as usize;
-        let end = FRAME_BYTES.checked_add(length).filter(|_| length <= PAYLOAD_MAX)?;
-        let whole = bytes.get(..end)?;
+        if length > PAYLOAD_MAX {
+            return None;
+        }
+        let whole = bytes.get(..FRAME_BYTES + length)?;
         let is_sound = number_of(&head[4..8]) == u64::from(crc32fast::hash(&whole[8..]));
         is_sound.then(|| Self {
             number: number_of(&head[8..16]),
@@ -184,7 +186,10 @@ impl<'a> Frame<'a> {
         (0..bytes.len().saturating_sub(FRAME_BYTES - 1)).find_map(|at| {
             // The number is checked first, because a checksum per byte would take too long.
             let number = number_of(&bytes[at + 8..at + 16]);
-            let frame = Self::read(bytes.get(at..).filter(|_| plausible.contains(&number))?)?;
+            if !plausible.contains(&number) {
+                return None;
+            }
+            let frame = Self::read(&bytes[at..])?;
             Some((frame, &bytes[at + frame.bytes()..]))
         })
     }

@@ -63,17 +63,19 @@ impl Gate {
     fn write(&self) -> io::Result<()> {
         self.pass(&[&self.hangs]);
         self.change()?;
-        match self.is_full.load(Ordering::Acquire) {
-            true => Err(io::ErrorKind::StorageFull.into()),
-            false => Ok(()),
+        if self.is_full.load(Ordering::Acquire) {
+            Err(io::ErrorKind::StorageFull.into())
+        } else {
+            Ok(())
         }
     }
 
     /// Changes something for which no space is needed.
     fn change(&self) -> io::Result<()> {
-        match self.is_read_only.load(Ordering::Acquire) {
-            true => Err(io::ErrorKind::ReadOnlyFilesystem.into()),
-            false => Ok(()),
+        if self.is_read_only.load(Ordering::Acquire) {
+            Err(io::ErrorKind::ReadOnlyFilesystem.into())
+        } else {
+            Ok(())
         }
     }
 }
@@ -147,9 +149,10 @@ impl Disk for HangingDisk {
     }
 
     fn sync_directory(&self) -> io::Result<()> {
-        match self.gate.forgets_names.load(Ordering::Acquire) {
-            true => Err(io::Error::other("the device failed")),
-            false => self.disk.sync_directory(),
+        if self.gate.forgets_names.load(Ordering::Acquire) {
+            Err(io::Error::other("the device failed"))
+        } else {
+            self.disk.sync_directory()
         }
     }
 

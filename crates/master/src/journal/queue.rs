@@ -123,10 +123,11 @@ impl Batch {
         let ends: Vec<usize> = (first + 1..=last).map(start_of).collect();
         let mut kept = range.end;
         for end in ends {
-            match end - start > FRAME_BYTES {
-                true => seal(&mut self.bytes[start..end]),
+            if end - start > FRAME_BYTES {
+                seal(&mut self.bytes[start..end]);
+            } else {
                 // Only the last frame is ever without a payload.
-                false => kept = start.min(kept),
+                kept = start.min(kept);
             }
             start = end;
         }

@@ -249,9 +249,10 @@ impl Recovered {
             let mut behind = frames_in(&bytes[from..], self.next_frame);
             // Written data can be read again unless the machine went down. After a crash of the machine
             // only what a sound frame says to be on disk is certain.
-            is_lost |= match same_boot {
-                true => (nth > 0 && bytes.len() > HEADER_BYTES) || behind.next().is_some(),
-                false => behind.any(|frame| frame.synced > self.next_frame),
+            is_lost |= if same_boot {
+                (nth > 0 && bytes.len() > HEADER_BYTES) || behind.next().is_some()
+            } else {
+                behind.any(|frame| frame.synced > self.next_frame)
             };
         }
         if is_lost {

@@ -110,7 +110,9 @@ impl FileContent {
 
     fn lose_power(&mut self, below: &mut dyn FnMut(u64) -> u64) {
         // A file that was shortened may have its old length and content again.
-        if let Some(before) = self.before.take().filter(|_| below(2) == 0) {
+        if let Some(before) = self.before.take()
+            && below(2) == 0
+        {
             self.bytes = before;
         } else {
             let kept = self.durable + below((self.bytes.len() - self.durable) as u64 + 1) as usize;

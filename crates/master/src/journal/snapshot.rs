@@ -147,9 +147,10 @@ impl Snapshot {
         self.write(journal)?;
         let (number, first_frame) =
             journal.with_writer(|writer| (writer.number, writer.first_frame));
-        let Some(file) = self.file.take().filter(|_| number == self.number) else {
+        let Some(file) = self.file.take() else { return Err(failed_error()) };
+        if number != self.number {
             return Err(failed_error());
-        };
+        }
         let mut end = [0; FRAME_BYTES];
         frame::seal(&mut end, SNAPSHOT_END, first_frame);
         self.length += end.len() as u64;

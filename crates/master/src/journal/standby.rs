@@ -384,9 +384,8 @@ impl Compaction {
     pub(crate) fn run(&self) -> Result<u64> {
         let directory = self.directory.upgrade().ok_or_else(|| Error::closed("standby ended"))?;
         let is_cancelled = || self.is_cancelled.load(Ordering::Acquire);
-        let mut replay = |image: &mut Image, effects: &[u8]| match is_cancelled() {
-            true => Err(DecodeError { at: 0 }),
-            false => image.replay(effects),
+        let mut replay = |image: &mut Image, effects: &[u8]| {
+            if is_cancelled() { Err(DecodeError { at: 0 }) } else { image.replay(effects) }
         };
         let recovered = recovery::recover_before(&directory, self.number, &mut replay)?;
         if recovered.next_frame != self.first_frame {

@@ -283,9 +283,10 @@ impl ClientService {
                     // A later message may have been processed between two slices.
                     state.check_sequence(caller.client, r.sequence)?;
                     let spec = segment_from_wire(segment)?;
-                    match r.resume {
-                        true => state.resume(caller.client, &spec),
-                        false => state.mount(now, caller.client, spec),
+                    if r.resume {
+                        state.resume(caller.client, &spec)
+                    } else {
+                        state.mount(now, caller.client, spec)
                     }
                 }),
             ));

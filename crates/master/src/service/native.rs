@@ -333,9 +333,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
             }
             let Some(&first) = self.input.get(head.len()) else { return Ok(false) };
             let admission = &self.context.admission;
-            let admitted = match begins_put_end(first) {
-                true => admission.admit_put_end_frame(length).await,
-                false => admission.admit_frame(length),
+            let admitted = if begins_put_end(first) {
+                admission.admit_put_end_frame(length).await
+            } else {
+                admission.admit_frame(length)
             };
             match admitted {
                 Ok(permit) => self.frame_permit = Some(permit),

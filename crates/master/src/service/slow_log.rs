@@ -87,7 +87,7 @@ impl SlowLog {
     /// Starts timing a call.
     pub(super) fn begin(&self, call: Option<&Call>) -> Option<PendingCall> {
         let is_off = self.threshold_us.load(Ordering::Relaxed) == 0;
-        let summary = call.filter(|_| !is_off).map(CallSummary::of);
+        let summary = if is_off { None } else { call.map(CallSummary::of) };
         Some(PendingCall { method: call?.method(), summary, began: Instant::now() })
     }
 

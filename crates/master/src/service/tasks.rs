@@ -268,7 +268,7 @@ fn call_items(
     call_number: u64,
 ) -> Result<impl Iterator<Item = CallItem> + use<>> {
     check_call_number("call_number", call_number)?;
-    let client = Caller::try_from(caller).ok().filter(|_| call_number > 0);
+    let client = if call_number > 0 { Caller::try_from(caller).ok() } else { None };
     Ok(client.into_iter().flat_map(move |caller| {
         (0..)
             .map(move |item| CallItem { client: caller.client, number: item_id(call_number, item) })

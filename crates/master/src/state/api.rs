@@ -346,15 +346,14 @@ impl State {
         mut make: impl FnMut(&Self, Result<LocatedObject>) -> R,
     ) -> (Vec<R>, Duration) {
         let found = read::find_readable(&mut self.inventory, now, tenant, keys);
-        let fence = match options.has_fence {
-            true => {
-                let objects = self.inventory.objects();
-                let lengths = found.iter().flatten().map(|&slot| objects.at(slot).length);
-                let bytes = bytes.unwrap_or_else(|| lengths.fold(0, u64::saturating_add));
-                let wanted = self.inventory.rules().fence(bytes);
-                read::grantable_fence(&mut self.inventory, now, wanted)
-            }
-            false => Duration::ZERO,
+        let fence = if options.has_fence {
+            let objects = self.inventory.objects();
+            let lengths = found.iter().flatten().map(|&slot| objects.at(slot).length);
+            let bytes = bytes.unwrap_or_else(|| lengths.fold(0, u64::saturating_add));
+            let wanted = self.inventory.rules().fence(bytes);
+            read::grantable_fence(&mut self.inventory, now, wanted)
+        } else {
+            Duration::ZERO
         };
         let answers = found.into_iter().map(|slot| {
             let object = slot.map(|slot| self.inventory.locate_one(now, slot, options, fence));

@@ -69,9 +69,10 @@ impl Catalog {
 
     /// Returns the time until which a client may read the object for a task.
     pub(in crate::state) fn copying_until(&self, slot: ObjectSlot) -> Timestamp {
-        match self.objects.at(slot).flags.has(Flags::BEING_COPIED) {
-            true => self.copied.get(&slot).map_or_else(Timestamp::default, |&until| until.into()),
-            false => Timestamp::default(),
+        if self.objects.at(slot).flags.has(Flags::BEING_COPIED) {
+            self.copied.get(&slot).map_or_else(Timestamp::default, |&until| until.into())
+        } else {
+            Timestamp::default()
         }
     }
 

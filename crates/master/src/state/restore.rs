@@ -73,9 +73,10 @@ fn restore_image(
     let mut writes: Vec<LoggedWrite> = image.writes.into_values().collect();
     writes.sort_unstable_by_key(|write| write.value.version);
     for write in writes {
-        match restore_write(state, restoration, now, write) {
-            true => report.writes += 1,
-            false => report.conflicts += 1,
+        if restore_write(state, restoration, now, write) {
+            report.writes += 1;
+        } else {
+            report.conflicts += 1;
         }
     }
     for range in image.quarantined {
@@ -103,10 +104,12 @@ fn restore_write(
     let inventory = &mut state.inventory;
     let (replicas, is_whole) = restoration.restore_write_copies(inventory, &logged.value);
     let tenant = logged.tenant;
-    let object = match is_whole {
-        true if logged.is_displaced => Some(None),
-        true => find_or_insert(inventory, tenant, &logged.key).map(Some),
-        false => None,
+    let object = if !is_whole {
+        None
+    } else if logged.is_displaced {
+        Some(None)
+    } else {
+        find_or_insert(inventory, tenant, &logged.key).map(Some)
     };
     let Some(object) = object else {
         drop_put(inventory, logged.value.version, &replicas);

@@ -35,7 +35,8 @@ impl<'py> FromPyObject<'_, 'py> for Numbers {
             || object.is_instance_of::<PyDict>()
             || object.is_instance_of::<PySet>()
             || object.is_instance_of::<PyFrozenSet>();
-        let Some(length) = object.len().ok().filter(|_| !is_other) else {
+        let length = if is_other { None } else { object.len().ok() };
+        let Some(length) = length else {
             let kind = object.get_type().name()?;
             return Err(PyTypeError::new_err(format!(
                 "expected a sequence of integers, not {kind}"

@@ -55,7 +55,10 @@ impl ClientInner {
     /// Logs a metrics summary if that is enabled and due.
     fn log_metrics(&self, last_logged: &mut Moment) {
         let wanted = &self.config.metrics;
-        let Some(interval) = wanted.report_interval.filter(|_| wanted.is_enabled) else { return };
+        if !wanted.is_enabled {
+            return;
+        }
+        let Some(interval) = wanted.report_interval else { return };
         let now = SystemClock.now();
         if (*last_logged + interval).has_passed(now) {
             *last_logged = now;

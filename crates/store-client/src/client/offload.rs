@@ -279,10 +279,8 @@ impl DirectoryCalls<'_> {
             let (now, later) = dropped.split_at(page_of(dropped));
             dropped = later;
             let is_last = dropped.is_empty();
-            let (added, refused) = match is_last {
-                true => (report.added, report.refused),
-                false => (&[][..], &[][..]),
-            };
+            let (added, refused) =
+                if is_last { (report.added, report.refused) } else { (&[][..], &[][..]) };
             let request = v1::ReportRecordsRequest {
                 caller: self.client.rpc.caller(),
                 disk: self.owner.id().to_bytes().to_vec().into(),
@@ -453,9 +451,10 @@ impl<'a> Offload<'a> {
         let own = self.directory.client.engine.segment_name();
         let mut in_memory = places.into_iter().filter(|place| !place.segment.is_disk);
         let first = in_memory.next()?;
-        match first.segment.endpoint == own {
-            true => Some(first),
-            false => Some(in_memory.find(|place| place.segment.endpoint == own).unwrap_or(first)),
+        if first.segment.endpoint == own {
+            Some(first)
+        } else {
+            Some(in_memory.find(|place| place.segment.endpoint == own).unwrap_or(first))
         }
     }
 

@@ -125,9 +125,10 @@ impl Client {
         deadline: Moment,
     ) -> Result<v1::ProbeResponse> {
         let count = keys.len();
-        let prefetched = match prefetches {
-            true => self.inner.asked_keys.select(&keys, SystemClock.now()),
-            false => Vec::new(),
+        let prefetched = if prefetches {
+            self.inner.asked_keys.select(&keys, SystemClock.now())
+        } else {
+            Vec::new()
         };
         let asked = if prefetched.is_empty() { Vec::new() } else { keys.clone() };
         let request = v1::ProbeRequest {

@@ -198,9 +198,10 @@ impl ClientInner {
         let (on_disk, in_memory): (Vec<_>, Vec<_>) = reads
             .iter()
             .partition(|&&(at, place)| targets[at].located.places[place].segment.is_disk);
-        let begin = match in_memory.is_empty() {
-            true => begin,
-            false => self.transfer_step(objects, targets, &in_memory, limits, begin),
+        let begin = if in_memory.is_empty() {
+            begin
+        } else {
+            self.transfer_step(objects, targets, &in_memory, limits, begin)
         };
         let reader = DiskReader { client: self, targets, reads: &on_disk };
         let outcomes = reader.read(objects, limits);

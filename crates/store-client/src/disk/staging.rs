@@ -120,8 +120,10 @@ impl Stage {
 
     /// Returns the address and length of a range of the part, if it lies inside.
     pub(super) fn range(&self, at: u64, length: u64) -> Option<(NonNull<u8>, usize)> {
-        let is_inside = at.checked_add(length).is_some_and(|end| end <= self.length);
-        let address = NonNull::new(self.address(at) as *mut u8).filter(|_| is_inside)?;
+        if at.checked_add(length)? > self.length {
+            return None;
+        }
+        let address = NonNull::new(self.address(at) as *mut u8)?;
         Some((address, usize::try_from(length).ok()?))
     }
 }

@@ -50,9 +50,10 @@ impl OwnPuts {
 
     /// Records the answer of a start: the versions that are being written from now on.
     pub fn end_start(&mut self, request: u64, versions: SmallVec<[u64; 1]>) {
-        match versions.is_empty() {
-            true => self.live.remove(&request),
-            false => self.live.insert(request, Live::Started(versions)),
+        if versions.is_empty() {
+            self.live.remove(&request)
+        } else {
+            self.live.insert(request, Live::Started(versions))
         };
     }
 

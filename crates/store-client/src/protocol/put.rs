@@ -120,10 +120,7 @@ impl StartPuts {
             self.is_sent = false;
             return Ok(StartVerdict::Again);
         }
-        Ok(match self.is_upsert {
-            true => StartVerdict::Fail,
-            false => StartVerdict::Existed,
-        })
+        Ok(if self.is_upsert { StartVerdict::Fail } else { StartVerdict::Existed })
     }
 }
 
@@ -141,10 +138,12 @@ pub enum Closing {
 impl Closing {
     /// Decides for a put that was written until `now`.
     pub fn of(has_replica: bool, window_end: Moment, now: Moment) -> Self {
-        match has_replica {
-            false => Self::NoReplica,
-            true if window_end.has_passed(now) => Self::TooLate,
-            true => Self::End,
+        if !has_replica {
+            Self::NoReplica
+        } else if window_end.has_passed(now) {
+            Self::TooLate
+        } else {
+            Self::End
         }
     }
 }

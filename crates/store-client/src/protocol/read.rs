@@ -174,9 +174,10 @@ impl ReadObjects {
         let read = &mut self.objects[object];
         let Err(error) = outcome else {
             let has_fence = !read.source.replicas[read.current].is_on_disk;
-            read.state = match has_fence && read.source.fence_end.has_passed(now) {
-                true => ReadState::Late,
-                false => read.state_of_current_bytes(),
+            read.state = if has_fence && read.source.fence_end.has_passed(now) {
+                ReadState::Late
+            } else {
+                read.state_of_current_bytes()
             };
             return false;
         };
@@ -369,10 +370,7 @@ impl ObjectRead {
 
     /// Returns the state after bytes were read that belonged to the object.
     fn state_of_current_bytes(&self) -> ReadState {
-        match self.source.has_checksum {
-            true => ReadState::Unchecked,
-            false => ReadState::Done,
-        }
+        if self.source.has_checksum { ReadState::Unchecked } else { ReadState::Done }
     }
 
     fn is_retryable(&self) -> bool {

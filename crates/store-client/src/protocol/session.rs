@@ -198,10 +198,7 @@ impl Session {
 
     /// Returns the time until the next heartbeat, after one that succeeded or failed.
     pub fn heartbeat_pause(&self, has_succeeded: bool) -> Duration {
-        match has_succeeded {
-            true => self.interval,
-            false => self.interval.min(RETRY_INTERVAL_MAX),
-        }
+        if has_succeeded { self.interval } else { self.interval.min(RETRY_INTERVAL_MAX) }
     }
 
     /// Records a complete registration.
@@ -324,9 +321,10 @@ impl Registration {
                 result => result?,
             }
         }
-        self.step = match lost.is_empty() {
-            true => self.step_after_resume(segments),
-            false => RegistrationStep::Replace(LostSegments::Some(lost)),
+        self.step = if lost.is_empty() {
+            self.step_after_resume(segments)
+        } else {
+            RegistrationStep::Replace(LostSegments::Some(lost))
         };
         Ok(())
     }
@@ -339,9 +337,10 @@ impl Registration {
     /// Returns the step after all segments are resumed or replaced. An empty list matters only to a
     /// master that may still list segments of this client.
     fn step_after_resume(&self, segments: usize) -> RegistrationStep {
-        match segments == 0 && self.is_first {
-            true => RegistrationStep::Done,
-            false => RegistrationStep::AnnounceAll,
+        if segments == 0 && self.is_first {
+            RegistrationStep::Done
+        } else {
+            RegistrationStep::AnnounceAll
         }
     }
 }

@@ -145,12 +145,11 @@ impl LatencyEstimate {
 
     fn expected(&self, bytes: u64, now: Moment) -> Option<Duration> {
         let is_small = bytes <= SMALL_BYTES || self.bytes == 0;
-        let nanos = match is_small {
-            true => self.nanos,
-            false => {
-                u64::try_from(u128::from(self.nanos) * u128::from(bytes) / u128::from(self.bytes))
-                    .unwrap_or(u64::MAX)
-            }
+        let nanos = if is_small {
+            self.nanos
+        } else {
+            u64::try_from(u128::from(self.nanos) * u128::from(bytes) / u128::from(self.bytes))
+                .unwrap_or(u64::MAX)
         };
         (self.is_fresh(now) && self.count >= SAMPLES_MIN).then(|| Duration::from_nanos(nanos))
     }

@@ -438,10 +438,8 @@ fn announce(
     if state.register(now, client, &spec.name).is_err() {
         return Reply::Failed;
     }
-    let announced = match is_new {
-        true => state.mount(now, client, spec.clone()),
-        false => state.resume(client, spec),
-    };
+    let announced =
+        if is_new { state.mount(now, client, spec.clone()) } else { state.resume(client, spec) };
     Reply::Announced { is_known: announced.is_ok(), mark: None }
 }
 

@@ -559,9 +559,10 @@ impl Simulation {
                     return;
                 };
                 election.observe(&snapshot, local);
-                match snapshot.in_sync.as_ref() == Some(&open.change.to) {
-                    true => Ok(()),
-                    false => Err(Error::internal("the set is another one")),
+                if snapshot.in_sync.as_ref() == Some(&open.change.to) {
+                    Ok(())
+                } else {
+                    Err(Error::internal("the set is another one"))
                 }
             }
             _ => return,

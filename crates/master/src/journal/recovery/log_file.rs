@@ -138,10 +138,11 @@ impl FrameReader<'_> {
         let wanted = (bytes - held).max(READ_BYTES);
         let part = self.file.part(self.directory, self.offset + held as u64, wanted)?;
         self.is_read = part.len() < wanted;
-        match self.buffer.is_empty() {
+        if self.buffer.is_empty() {
             // Gives the memory of an earlier, larger frame back.
-            true => self.buffer = part,
-            false => self.buffer.extend_from_slice(&part),
+            self.buffer = part;
+        } else {
+            self.buffer.extend_from_slice(&part);
         }
         Ok(())
     }

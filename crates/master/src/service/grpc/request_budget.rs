@@ -98,9 +98,10 @@ impl RequestPermits {
         if missing == 0 {
             return Ok(());
         }
-        let admitted = match self.is_put_end {
-            true => self.admission.admit_put_end_frame(missing).await,
-            false => self.admission.admit_frame(missing),
+        let admitted = if self.is_put_end {
+            self.admission.admit_put_end_frame(missing).await
+        } else {
+            self.admission.admit_frame(missing)
         };
         let new = admitted.map_err(|error| {
             // The code by which a client that sheds load itself is refused, too.

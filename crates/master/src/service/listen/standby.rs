@@ -59,8 +59,11 @@ async fn refuse(
             return Ok(());
         }
     }
-    let leader = front.cluster().and_then(|cluster| cluster.leader_address());
-    let leader = leader.filter(|_| front.config().rpc_token.is_none());
+    let leader = if front.config().rpc_token.is_none() {
+        front.cluster().and_then(|cluster| cluster.leader_address())
+    } else {
+        None
+    };
     let ours = ServerGreeting {
         version: native_frame::VERSION,
         refusal: Some((&not_leader(leader.as_deref())).into()),

@@ -191,9 +191,10 @@ impl ObjectService {
             put_owner.map(|owner| state.puts().avoiding(owner, &call.avoided_endpoints));
         let keys = slice.iter().map(|item| item.key);
         let hashes = state.puts().prefetch_hashes(put_owner.as_ref().ok(), keys);
-        let probed = match suffixed.is_empty() {
-            true => Vec::new(),
-            false => state.probe_all(now, &call.tenant, suffixed, false),
+        let probed = if suffixed.is_empty() {
+            Vec::new()
+        } else {
+            state.probe_all(now, &call.tenant, suffixed, false)
         };
         let found = |at: usize| {
             let per_item = suffixed.len() / slice.len();

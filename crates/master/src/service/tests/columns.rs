@@ -177,9 +177,10 @@ pub(super) fn any_call(id: ClientId) -> impl Strategy<Value = Call> {
     );
     let close = (refs, any::<bool>()).prop_map(move |(columns, is_end)| {
         let (caller, columns) = (caller(id), Some(columns));
-        match is_end {
-            true => Call::PutEnd(v1::PutEndRequest { caller, columns }),
-            false => Call::PutRevoke(v1::PutRevokeRequest { caller, columns }),
+        if is_end {
+            Call::PutEnd(v1::PutEndRequest { caller, columns })
+        } else {
+            Call::PutRevoke(v1::PutRevokeRequest { caller, columns })
         }
     });
     let locate = (keys(), any::<bool>()).prop_map(move |(keys, fence)| {

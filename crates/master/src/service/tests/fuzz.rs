@@ -210,11 +210,10 @@ impl Fuzzer {
     }
 
     fn dispatch(&mut self, client: usize, call: Call) {
-        let (call_number, answered_below) = match self.one_in(3) {
-            true => (self.below(50) as u64, self.below(50) as u64),
-            false => (0, 0),
-        };
-        let fence = self.pick(self.known.fences.len()).filter(|_| self.one_in(4));
+        let (call_number, answered_below) =
+            if self.one_in(3) { (self.below(50) as u64, self.below(50) as u64) } else { (0, 0) };
+        let picked = self.pick(self.known.fences.len());
+        let fence = if picked.is_some() && self.one_in(4) { picked } else { None };
         let released_fences = fence.map(|at| self.known.fences[at].clone()).into_iter().collect();
         let request = v1::Request {
             call: Some(call),
@@ -292,9 +291,10 @@ impl Fuzzer {
             11..=19 => Call::PutStart(self.put_start(client)),
             20..=25 => {
                 let columns = Some(self.put_refs(client));
-                match self.one_in(6) {
-                    true => Call::PutRevoke(v1::PutRevokeRequest { caller, columns }),
-                    false => Call::PutEnd(v1::PutEndRequest { caller, columns }),
+                if self.one_in(6) {
+                    Call::PutRevoke(v1::PutRevokeRequest { caller, columns })
+                } else {
+                    Call::PutEnd(v1::PutEndRequest { caller, columns })
                 }
             }
             26..=28 => {
@@ -467,9 +467,10 @@ impl Fuzzer {
                 let tenant = self.tenant();
                 let bytes = self.one_in(2).then(|| self.number());
                 let quotas = vec![v1::Quota { tenant, bytes }];
-                match self.one_in(2) {
-                    true => Call::SetQuotas(v1::SetQuotasRequest { caller, quotas }),
-                    false => Call::QueryQuotas(v1::QueryQuotasRequest { caller, tenants: vec![] }),
+                if self.one_in(2) {
+                    Call::SetQuotas(v1::SetQuotasRequest { caller, quotas })
+                } else {
+                    Call::QueryQuotas(v1::QueryQuotasRequest { caller, tenants: vec![] })
                 }
             }
         }
@@ -569,9 +570,10 @@ impl Fuzzer {
     }
 
     fn put_start(&mut self, client: usize) -> v1::PutStartRequest {
-        let keys = match self.one_in(400) {
-            true => (0..MANY).map(|i| Bytes::from(format!("m{i}"))).collect(),
-            false => self.keys(),
+        let keys = if self.one_in(400) {
+            (0..MANY).map(|i| Bytes::from(format!("m{i}"))).collect()
+        } else {
+            self.keys()
         };
         self.started = keys;
         let length = match self.below(12) {
@@ -579,9 +581,10 @@ impl Fuzzer {
             1 => 1 << 18,
             _ => 1 + self.below(5000) as u64,
         };
-        let groups = match self.one_in(4) {
-            true => self.started.iter().map(|_| "g".to_owned()).collect(),
-            false => vec![],
+        let groups = if self.one_in(4) {
+            self.started.iter().map(|_| "g".to_owned()).collect()
+        } else {
+            vec![]
         };
         let config = v1::ReplicateConfig {
             replica_num: self.below(4) as u32,
@@ -607,9 +610,10 @@ impl Fuzzer {
             columns: Some(columns),
             avoided_endpoints: if self.one_in(6) { vec![self.name()] } else { vec![] },
             if_absent: self.one_in(12).then(|| v1::KeyColumn::pack(self.keys())),
-            absent_suffixes: match self.one_in(4) {
-                true => vec![Bytes::from_static(b"1"); self.below(10)],
-                false => vec![],
+            absent_suffixes: if self.one_in(4) {
+                vec![Bytes::from_static(b"1"); self.below(10)]
+            } else {
+                vec![]
             },
         }
     }
@@ -617,12 +621,11 @@ impl Fuzzer {
     fn put_refs(&mut self, client: usize) -> v1::PutRefColumns {
         // Sometimes those of another client.
         let client = if self.one_in(8) { self.below(CLIENTS) } else { client };
-        let puts: Vec<_> = match self.one_in(4) {
-            true => {
-                let known = &mut self.known.puts[client];
-                known.split_off(known.len().saturating_sub(MANY))
-            }
-            false => (0..self.below(4)).map(|_| self.known_put(client)).collect(),
+        let puts: Vec<_> = if self.one_in(4) {
+            let known = &mut self.known.puts[client];
+            known.split_off(known.len().saturating_sub(MANY))
+        } else {
+            (0..self.below(4)).map(|_| self.known_put(client)).collect()
         };
         let is_failed = self.one_in(5) && !puts.is_empty();
         let is_late = self.one_in(5) && !puts.is_empty();

@@ -148,10 +148,8 @@ impl ClientCalls<'_> {
         let is_disconnected = known.is_disconnected;
         if end.has_passed(now) {
             clients::record_expired(self.inventory, client);
-            let why = match is_disconnected {
-                true => AbandonReason::Leaving,
-                false => AbandonReason::Vanished,
-            };
+            let why =
+                if is_disconnected { AbandonReason::Leaving } else { AbandonReason::Vanished };
             self.forget_client(now, client, why);
         } else {
             self.inventory.set_timer(end, Timer::Client(client, registration));

@@ -109,9 +109,10 @@ impl DiskCalls<'_> {
         if spec.capacity == 0 {
             return Err(Error::invalid("the disk has no capacity").with("disk", spec.id));
         }
-        let presence = match self.inventory.clients().is_suspect(client) {
-            true => DiskPresence::Suspect,
-            false => DiskPresence::Present,
+        let presence = if self.inventory.clients().is_suspect(client) {
+            DiskPresence::Suspect
+        } else {
+            DiskPresence::Present
         };
         let slot = match self.inventory.disks().by_id(spec.id) {
             Some(slot) => {
@@ -167,9 +168,10 @@ impl DiskCalls<'_> {
         forgets: bool,
     ) -> Result<()> {
         let slot = self.own_slot(client, id)?;
-        match forgets {
-            true => mounted_disks::drop_disk(self.inventory, slot),
-            false => mounted_disks::set_away(self.inventory, now, slot),
+        if forgets {
+            mounted_disks::drop_disk(self.inventory, slot);
+        } else {
+            mounted_disks::set_away(self.inventory, now, slot);
         }
         Ok(())
     }
@@ -224,10 +226,11 @@ impl DiskCalls<'_> {
         if is_idle || read::grantable_fence(self.inventory, now, FENCE_MIN).is_zero() {
             return Offloaded::default();
         }
-        let bytes = match self.inventory.offloads().is_next_urgent(disk) {
+        let bytes = if self.inventory.offloads().is_next_urgent(disk) {
             // Puts wait for the report of these.
-            true => bytes.min(URGENT_BYTES),
-            false => bytes,
+            bytes.min(URGENT_BYTES)
+        } else {
+            bytes
         };
         let mut taken = Vec::new();
         let mut sum = 0_u64;

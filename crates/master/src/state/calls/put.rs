@@ -376,9 +376,10 @@ impl PutCalls<'_> {
         let request = AllocRequest {
             length: put.length,
             replicas,
-            filter: match put_owner.avoided.is_empty() || progress.uses_avoided {
-                true => SegmentFilter::All,
-                false => SegmentFilter::Avoiding(&put_owner.avoided),
+            filter: if put_owner.avoided.is_empty() || progress.uses_avoided {
+                SegmentFilter::All
+            } else {
+                SegmentFilter::Avoiding(&put_owner.avoided)
             },
             host: &put_owner.host,
             options: put.options,
@@ -616,9 +617,10 @@ impl PutCalls<'_> {
         let is_hidden = self.inventory.is_unclaimed(slot) || self.inventory.is_unreachable(slot);
         let is_free = is_hidden && object.newest_write == NO_WRITE;
         if !is_replacing && !is_free {
-            let why = match object.is_complete() && !is_hidden {
-                true => "an object with that key exists",
-                false => "another put of that key is unfinished",
+            let why = if object.is_complete() && !is_hidden {
+                "an object with that key exists"
+            } else {
+                "another put of that key is unfinished"
             };
             let key = Printed(self.inventory.objects().key(object));
             return Err(Error::new(ErrorCode::OBJECT_ALREADY_EXISTS, why).with("key", key));

@@ -267,9 +267,10 @@ impl Removal {
     /// Removes a selected object, or counts what protects it. A lost object is not counted as
     /// removed; the sweep drops it.
     fn remove_selected(&mut self, now: Moment, inventory: &mut Inventory, slot: ObjectSlot) {
-        let protection = match inventory.is_unclaimed(slot) {
-            true => None,
-            false => self.terms.protection(now, inventory.objects().at(slot)),
+        let protection = if inventory.is_unclaimed(slot) {
+            None
+        } else {
+            self.terms.protection(now, inventory.objects().at(slot))
         };
         match protection {
             None => {}

@@ -98,14 +98,12 @@ impl Reclaimer<'_> {
 
     /// Answers a request that no segment can take now.
     fn await_segment(&mut self, now: Moment, request: &AllocRequest<'_>) -> Result<Allocation> {
-        match self
-            .inventory
-            .pool()
-            .unsynced_until()
-            .filter(|_| self.inventory.pool().has_unsynced_mounts())
+        let pool = self.inventory.pool();
+        if pool.has_unsynced_mounts()
+            && let Some(position) = pool.unsynced_until()
         {
-            Some(position) => Ok(Allocation::Pending(Pending::Sync(position))),
-            None => Err(self.too_large_error(now, request)),
+            return Ok(Allocation::Pending(Pending::Sync(position)));
         }
+        Err(self.too_large_error(now, request))
     }
 }

@@ -290,8 +290,9 @@ impl TaskCalls<'_> {
     /// belongs to another client.
     pub fn end_task(&mut self, now: Moment, client: ClientId, end: TaskEnd<'_>) -> Result<()> {
         let task = self.tasks.get(end.id).ok_or_else(|| unknown(end.id))?;
-        let attempt = task.attempt.as_ref().filter(|_| task.phase == end.attempt);
-        attempt.ok_or_else(|| unknown(end.id))?;
+        if task.attempt.is_none() || task.phase != end.attempt {
+            return Err(unknown(end.id));
+        }
         if task.client != client {
             let why = "the task belongs to another client";
             return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, why).with("task", end.id));

@@ -87,10 +87,7 @@ impl ObjectView {
                 endpoint: segment.spec.endpoint.clone(),
                 is_on_disk: false,
                 // The sweep has not reached an object whose segment just left.
-                occupied: match segment.is_mounted() {
-                    true => segment.allocator.size(copy.block),
-                    false => 0,
-                },
+                occupied: if segment.is_mounted() { segment.allocator.size(copy.block) } else { 0 },
                 is_readable: segment.is_readable(),
             }
         });
@@ -109,7 +106,7 @@ impl ObjectView {
         Ok(Self {
             length: if is_complete { object.length } else { 0 },
             version: is_complete.then(|| object.version()),
-            checksum: catalog.objects.checksum(slot).filter(|_| is_complete),
+            checksum: if is_complete { catalog.objects.checksum(slot) } else { None },
             lease_left: object.protection.lease_left(now),
             fence_left: object.protection.fence().left(now),
             data_type: object.data_type,

@@ -167,9 +167,10 @@ impl Groups {
     pub(in crate::state) fn count_soft_pin(&mut self, object: ObjectSlot, begins: bool) {
         let Some(&(number, _)) = self.memberships.get(&object) else { return };
         let group = self.at_mut(number);
-        match begins {
-            true => group.soft_pinned += 1,
-            false => group.soft_pinned -= 1,
+        if begins {
+            group.soft_pinned += 1;
+        } else {
+            group.soft_pinned -= 1;
         }
     }
 
@@ -194,9 +195,10 @@ impl Groups {
             };
             group.waiting.retain(is_member);
         }
-        match group.waiting.len() < WAITING_MAX {
-            true => group.waiting.push(object),
-            false => group.has_more_waiting = true,
+        if group.waiting.len() < WAITING_MAX {
+            group.waiting.push(object);
+        } else {
+            group.has_more_waiting = true;
         }
     }
 
@@ -207,10 +209,11 @@ impl Groups {
         let Some(&(number, _)) = self.memberships.get(&object) else { return Vec::new() };
         let group = self.at_mut(number);
         let waiting = std::mem::take(&mut group.waiting);
-        match waiting.is_empty() && std::mem::take(&mut group.has_more_waiting) {
+        if waiting.is_empty() && std::mem::take(&mut group.has_more_waiting) {
             // Those that were recorded have left.
-            true => group.members.clone(),
-            false => waiting,
+            group.members.clone()
+        } else {
+            waiting
         }
     }
 

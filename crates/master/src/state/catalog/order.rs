@@ -240,9 +240,10 @@ impl Catalog {
                 .get(slot)
                 .filter(|object| object.version == version && object.flags.has(Flags::PARKED));
             let Some(object) = parked else { continue };
-            let end = match leases_keep_memory {
-                true => object.protection.protected_until(),
-                false => object.protection.memory_until(),
+            let end = if leases_keep_memory {
+                object.protection.protected_until()
+            } else {
+                object.protection.memory_until()
             };
             if end > now.into() {
                 self.queue.parked.push(Reverse((end, slot, version)));

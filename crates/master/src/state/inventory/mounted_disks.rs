@@ -81,10 +81,7 @@ pub(in crate::state) fn drop_disk(inventory: &mut Inventory, slot: DiskSlot) {
     inventory.log.effects.record(|| Effect::SegmentDropped { number });
     forget_waiting(inventory, slot);
     inventory.pool.disks.set_presence(slot, DiskPresence::Dropped);
-    match is_used {
-        true => inventory.sweeps.begin_disk(slot),
-        false => inventory.pool.disks.free_slot(slot),
-    }
+    if is_used { inventory.sweeps.begin_disk(slot) } else { inventory.pool.disks.free_slot(slot) }
 }
 
 /// Forgets the objects that wait for a disk, or to be brought into memory from it.
@@ -102,10 +99,7 @@ pub(in crate::state) fn mark_suspect(
 ) {
     let Inventory { pool, offloads, catalog, .. } = inventory;
     for slot in pool.disks.of_client(client) {
-        let presence = match is_suspect {
-            true => DiskPresence::Suspect,
-            false => DiskPresence::Present,
-        };
+        let presence = if is_suspect { DiskPresence::Suspect } else { DiskPresence::Present };
         pool.disks.set_presence(slot, presence);
         offloads.record_progress();
         if !is_suspect {

@@ -86,9 +86,10 @@ pub(in crate::state) fn memory_hold(
         MemoryHold::Until(retry.map_or(end, |retry| end.min(retry.into())))
     };
     if inventory.disk_copy(slot).is_some() {
-        return match is_leased && readable_disk(inventory, slot).is_none() {
-            true => until(Some(now + EXAMINED_AGAIN)),
-            false => MemoryHold::None,
+        return if is_leased && readable_disk(inventory, slot).is_none() {
+            until(Some(now + EXAMINED_AGAIN))
+        } else {
+            MemoryHold::None
         };
     }
     let Some(rules) = &inventory.rules.offload else { return MemoryHold::None };
@@ -96,10 +97,12 @@ pub(in crate::state) fn memory_hold(
         return MemoryHold::None;
     }
     let given_up = inventory.offloads.given_up_until(now, slot, object.version);
-    match given_up.is_none() && outlet(inventory, now, slot).is_some() {
-        true => MemoryHold::Move,
-        false if is_leased => until(Some(given_up.unwrap_or(now + EXAMINED_AGAIN))),
-        false => MemoryHold::None,
+    if given_up.is_none() && outlet(inventory, now, slot).is_some() {
+        MemoryHold::Move
+    } else if is_leased {
+        until(Some(given_up.unwrap_or(now + EXAMINED_AGAIN)))
+    } else {
+        MemoryHold::None
     }
 }
 
@@ -169,10 +172,11 @@ pub(in crate::state) fn move_group_down(
         return false;
     }
     let members = inventory.catalog.groups.members(object);
-    let members = match members.is_empty() {
-        true => vec![object],
+    let members = if members.is_empty() {
+        vec![object]
+    } else {
         // Those before were examined: they need not move.
-        false => members.iter().skip(inventory.catalog.groups.examined(object)).copied().collect(),
+        members.iter().skip(inventory.catalog.groups.examined(object)).copied().collect()
     };
     let mut moves = 0;
     for member in members {

@@ -98,16 +98,13 @@ pub(in crate::state) fn end_copies(
         inventory.pool.end_write(&replica);
         let has_failed = failed(replica.id(version));
         outcome.written += usize::from(!has_failed);
-        match slot.filter(|_| !has_failed) {
-            Some(slot) => {
-                inventory.add_copy(slot, replica);
-                outcome.added_bytes += length;
-            }
-            None => {
-                inventory.catalog.tenants.uncharge(tenant, length);
-                let until = if has_failed { late_until.into() } else { Timestamp::default() };
-                inventory.release(now, replica, until);
-            }
+        if !has_failed && let Some(slot) = slot {
+            inventory.add_copy(slot, replica);
+            outcome.added_bytes += length;
+        } else {
+            inventory.catalog.tenants.uncharge(tenant, length);
+            let until = if has_failed { late_until.into() } else { Timestamp::default() };
+            inventory.release(now, replica, until);
         }
     }
     outcome

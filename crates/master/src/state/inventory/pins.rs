@@ -36,9 +36,10 @@ pub(in crate::state) fn check_pin(
     version: u64,
 ) {
     let known = inventory.catalog.objects.get(slot).is_some_and(|object| object.version == version);
-    let Some(&Pin { until, .. }) = inventory.catalog.pins.0.get(&slot).filter(|_| known) else {
+    if !known {
         return;
-    };
+    }
+    let Some(&Pin { until, .. }) = inventory.catalog.pins.0.get(&slot) else { return };
     if !until.has_passed(now) {
         inventory.timers.push(until, Timer::SoftPin(slot, version));
         return;

@@ -144,10 +144,7 @@ impl Inventory {
         } else {
             self.touch(now, slot);
         }
-        let ticket = match options.has_fence {
-            true => grant_fence(self, now, slot, fence),
-            false => None,
-        };
+        let ticket = if options.has_fence { grant_fence(self, now, slot, fence) } else { None };
         if options.has_fence && self.rules.promotion.hits_min.is_some() {
             promotions::record_read(self, now, slot);
         }

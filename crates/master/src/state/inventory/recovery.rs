@@ -149,7 +149,7 @@ pub(in crate::state) fn awaited_owner(
     keys: &[&[u8]],
 ) -> Option<AwaitedOwner> {
     let restart_wait = restart_grace(inventory, now);
-    let doubt = restart_wait.filter(|_| inventory.recovery.is_doubtful);
+    let doubt = if inventory.recovery.is_doubtful { restart_wait } else { None };
     let pause_wait = pause_grace(inventory, now);
     if restart_wait.is_none() && pause_wait.is_none() {
         return None;
@@ -158,8 +158,8 @@ pub(in crate::state) fn awaited_owner(
     let tenant = objects.tenant_index(tenant)?;
     keys.iter().enumerate().find_map(|(key, name)| {
         let slot = objects.find(tenant, name)?;
-        let restart_wait = restart_wait.filter(|_| inventory.is_unclaimed(slot));
-        let pause_wait = pause_wait.filter(|_| inventory.is_unreachable(slot));
+        let restart_wait = if inventory.is_unclaimed(slot) { restart_wait } else { None };
+        let pause_wait = if inventory.is_unreachable(slot) { pause_wait } else { None };
         let until = restart_wait.or(doubt).or(pause_wait)?;
         let copies = objects.at(slot).replicas.iter();
         let missing = copies
@@ -198,17 +198,20 @@ pub(in crate::state) fn recovery_wait(
     now: Moment,
     awaited: &RecoveryScope<'_>,
 ) -> Option<Moment> {
-    let has_no_room = || inventory.pool.segments.open().is_empty();
     match awaited {
         RecoveryScope::Keys(tenant, keys) => {
             awaited_owner(inventory, now, tenant, keys).map(|owner| owner.until)
         }
         // Lists show the objects of suspect clients, too.
         RecoveryScope::All => restart_grace(inventory, now),
-        RecoveryScope::Space => restart_grace(inventory, now)
-            .filter(|_| has_no_room())
-            .or_else(|| pause_grace(inventory, now).filter(|_| has_no_room()))
-            .or_else(|| inventory.recovery.return_wait(now, &inventory.pool)),
+        RecoveryScope::Space => {
+            let grace = if inventory.pool.segments.open().is_empty() {
+                restart_grace(inventory, now).or_else(|| pause_grace(inventory, now))
+            } else {
+                None
+            };
+            grace.or_else(|| inventory.recovery.return_wait(now, &inventory.pool))
+        }
     }
 }
 

@@ -44,9 +44,10 @@ impl RemovalTerms {
         if self.is_forced {
             return None;
         }
-        match object.protection.is_leased(now) {
-            true => Some(Protection::Lease),
-            false => object.flags.has(Flags::BEING_COPIED).then_some(Protection::RunningCopy),
+        if object.protection.is_leased(now) {
+            Some(Protection::Lease)
+        } else {
+            object.flags.has(Flags::BEING_COPIED).then_some(Protection::RunningCopy)
         }
     }
 }

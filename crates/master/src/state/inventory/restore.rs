@@ -77,10 +77,11 @@ impl Restoration {
     ) -> Self {
         // Without a log, versions begin at random: those of another timeline are not valid here.
         if image.next_version > 0 {
-            let skips = match lost_grants_max.is_zero() {
-                true => 1,
+            let skips = if lost_grants_max.is_zero() {
+                1
+            } else {
                 // A killed master has skipped once.
-                false => 2 + Random::new(!seed).below(SKIPS_MAX) as u64,
+                2 + Random::new(!seed).below(SKIPS_MAX) as u64
             };
             inventory.next_version = image.next_version.saturating_add(skips * VERSIONS_PASSED);
         }

@@ -130,10 +130,7 @@ pub(in crate::state) fn drop_all(inventory: &mut Inventory, slots: &[SegmentSlot
         }
         log.effects.record(|| Effect::SegmentDropped { number });
         pool.segments.close(slot, log.effects.position());
-        match is_used {
-            true => sweeps.begin(slot),
-            false => left.unused.push(slot),
-        }
+        if is_used { sweeps.begin(slot) } else { left.unused.push(slot) }
     }
     if was_waiting {
         pool.quarantine.forget(|slot| !pool.segments.at(slot).is_mounted());

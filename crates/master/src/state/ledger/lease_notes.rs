@@ -122,9 +122,10 @@ pub(in crate::state) struct KnownLeases {
 impl KnownLeases {
     /// Takes notes that were received at this moment.
     pub(in crate::state) fn receive(&mut self, now: Moment, notes: &LeaseNotes) {
-        let Some(versions) = notes.versions.as_ref().filter(|_| self.since.is_some()) else {
+        if self.since.is_none() {
             return self.begin(now);
-        };
+        }
+        let Some(versions) = &notes.versions else { return self.begin(now) };
         // The last extension of the lease may have no note.
         let end = Timestamp::from(now + notes.lease + LEASE_QUANTUM);
         for &version in versions {

@@ -113,10 +113,11 @@ pub(in crate::state) fn logged_object<'a>(
     slot: ObjectSlot,
     object: &'a Object,
 ) -> Option<Effect<'a>> {
-    let mut copies = match catalog.released.contains(slot) {
+    let mut copies = if catalog.released.contains(slot) {
         // Its memory is given up already, as far as the log is concerned.
-        true => SmallVec::new(),
-        false => pool.logged_copies(&object.replicas),
+        SmallVec::new()
+    } else {
+        pool.logged_copies(&object.replicas)
     };
     let disk = catalog.disk_copies.get(slot).map(|disk| pool.disks.at(disk));
     copies.extend(disk.filter(|disk| disk.is_kept()).map(PoolDisk::logged_copy));

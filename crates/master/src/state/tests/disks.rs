@@ -57,9 +57,10 @@ impl Pool {
         let tenant = self.tenant.clone();
         let record = RecordName { tenant: &tenant, key: key.as_bytes(), version, length: 0 };
         let mut disk = self.state.disks().own(A, DISK).unwrap();
-        match was_written {
-            true => disk.record_lost(self.now, &record),
-            false => disk.record_refused(self.now, &record),
+        if was_written {
+            disk.record_lost(self.now, &record);
+        } else {
+            disk.record_refused(self.now, &record);
         }
     }
 

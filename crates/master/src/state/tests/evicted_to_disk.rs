@@ -344,21 +344,18 @@ fn full_queue_drops_or_lets_wait() {
         // Used, so that it is not the next victim any more.
         pool.locate("k0", false, false).unwrap();
         let step = pool.step("second", MIB, &mut PutProgress::default()).unwrap();
-        match drops_when_full {
-            true => {
-                assert!(matches!(step, PutStep::Started(_)), "{step:?}");
-                assert!(!pool.exists("k1"));
-            }
-            false => {
-                let PutStep::Pending(pending) = step else { panic!("{step:?}") };
-                let error = pool.state.puts().pending_error(pending).to_string();
-                assert!(error.contains("queue of a disk"), "{error}");
-                assert_eq!(pool.write_down(), ["k0"]);
-                pool.waits_for_disk("first", &mut first);
-                assert_eq!(pool.write_down(), ["k1"]);
-                pool.goes_on("first", &mut first);
-                assert_eq!(pool.places_of("k1"), (0, true));
-            }
+        if drops_when_full {
+            assert!(matches!(step, PutStep::Started(_)), "{step:?}");
+            assert!(!pool.exists("k1"));
+        } else {
+            let PutStep::Pending(pending) = step else { panic!("{step:?}") };
+            let error = pool.state.puts().pending_error(pending).to_string();
+            assert!(error.contains("queue of a disk"), "{error}");
+            assert_eq!(pool.write_down(), ["k0"]);
+            pool.waits_for_disk("first", &mut first);
+            assert_eq!(pool.write_down(), ["k1"]);
+            pool.goes_on("first", &mut first);
+            assert_eq!(pool.places_of("k1"), (0, true));
         }
     }
 }

@@ -379,13 +379,12 @@ impl Model {
                 // The report ends the fence, and the reader knows that.
                 self.fences.clear();
                 let mut disk = self.pool.state.disks().own(owner, DISK).unwrap();
-                match fails {
-                    true => disk.record_refused(now, &record(&taken)),
-                    false => {
-                        self.disk.records.push(taken);
-                        self.disk.written.insert((taken.0, taken.1));
-                        disk.record_added(now, &record(&taken));
-                    }
+                if fails {
+                    disk.record_refused(now, &record(&taken));
+                } else {
+                    self.disk.records.push(taken);
+                    self.disk.written.insert((taken.0, taken.1));
+                    disk.record_added(now, &record(&taken));
                 }
             }
             Call::Lose { key } => {
@@ -407,10 +406,11 @@ impl Model {
                     disk.record_added(now, &record(named));
                 }
                 let mut next = 0;
-                match disk.end_naming() {
-                    true => while !disk.drop_unnamed(now, &mut next) {},
+                if disk.end_naming() {
+                    while !disk.drop_unnamed(now, &mut next) {}
+                } else {
                     // Told one by one instead.
-                    false => disk.record_lost(now, &record(&(loses, version, length))),
+                    disk.record_lost(now, &record(&(loses, version, length)));
                 }
                 // The master knows from its report that it was there.
                 if self.disk.written.contains(&(loses, version)) {
@@ -547,9 +547,10 @@ impl Model {
         let (now, client) = (self.pool.now, CLIENTS[client]);
         let before = self.readable_version(key);
         let state = &mut self.pool.state;
-        let result = match is_end {
-            true => state.puts().put_end(now, client, &self.pool.tenant, put),
-            false => state.puts().put_revoke(now, client, &self.pool.tenant, put),
+        let result = if is_end {
+            state.puts().put_end(now, client, &self.pool.tenant, put)
+        } else {
+            state.puts().put_revoke(now, client, &self.pool.tenant, put)
         };
         let after = self.readable_version(key);
         if result.is_err() || !is_end {

@@ -105,9 +105,12 @@ impl Sessions<'_> {
         let mut outcomes: Vec<Option<Result<()>>> = {
             let writes = self.0.inner.io_sessions.writes.lock();
             let mut room = Room::beside(writes.len());
-            let mut refuse = |(key, _): &(ObjectKey, u64)| match writes.contains_key(key) {
-                true => Some(Err(already_begun(key))),
-                false => room.take().err().map(Err),
+            let mut refuse = |(key, _): &(ObjectKey, u64)| {
+                if writes.contains_key(key) {
+                    Some(Err(already_begun(key)))
+                } else {
+                    room.take().err().map(Err)
+                }
             };
             items.iter().map(&mut refuse).collect()
         };
@@ -290,7 +293,7 @@ mod tests {
     fn batch_opens_no_more_sessions_than_there_is_room_for() {
         let opened = |open, wanted: usize| {
             let mut room = Room::beside(open);
-            (0..wanted).filter(|_| room.take().is_ok()).count()
+            (0..wanted).map(|_| room.take()).filter(Result::is_ok).count()
         };
         assert_eq!(opened(0, 3), 3);
         assert_eq!(opened(SESSIONS_MAX - 2, 3), 2, "each item takes room");

@@ -170,10 +170,8 @@ impl ClientInner {
     ) -> v1::PutStartRequest {
         let group =
             |item: &ReserveItem<'_>| options.groups.get(item.at).cloned().unwrap_or_default();
-        let groups = match options.groups.is_empty() {
-            true => Vec::new(),
-            false => items.iter().map(group).collect(),
-        };
+        let groups =
+            if options.groups.is_empty() { Vec::new() } else { items.iter().map(group).collect() };
         let if_version = |item: &ReserveItem<'_>| Some(options.if_versions.get(item.at)?.0);
         let if_versions = items.iter().filter_map(if_version).collect();
         let columns = v1::PutColumns::pack(items.iter().map(|item| (item.key, item.length)));

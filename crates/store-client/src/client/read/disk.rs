@@ -264,9 +264,12 @@ impl DiskReader<'_> {
     fn hold(&self, ranges: &[LocalRange]) -> Vec<Option<(LocalRange, Option<HeldRange>)>> {
         let named: Vec<_> = ranges.iter().filter(|range| !is_held(range)).copied().collect();
         let mut held = self.client.engine.regions().hold_all(&named).into_iter();
-        let hold = |range: &LocalRange| match is_held(range) {
-            true => Some((*range, None)),
-            false => held.next().flatten().map(|held| (held.range(), Some(held))),
+        let hold = |range: &LocalRange| {
+            if is_held(range) {
+                Some((*range, None))
+            } else {
+                held.next().flatten().map(|held| (held.range(), Some(held)))
+            }
         };
         ranges.iter().map(hold).collect()
     }

@@ -83,9 +83,10 @@ impl Client {
     ) -> Vec<Result<Located>> {
         let deadline = self.inner.rpc.deadline();
         let located = self.inner.locate(keys, grants, deadline);
-        match grants.fence {
-            true => await_prefetched(&self.inner, located, grants, deadline),
-            false => located,
+        if grants.fence {
+            await_prefetched(&self.inner, located, grants, deadline)
+        } else {
+            located
         }
     }
 }

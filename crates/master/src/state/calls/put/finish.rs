@@ -123,11 +123,10 @@ impl PutCalls<'_> {
         tenant: &TenantId,
         put: &PutRef<'_>,
     ) -> bool {
-        let Some(tenant) =
-            self.inventory.objects().tenant_index(tenant).filter(|_| !put.key.is_empty())
-        else {
+        if put.key.is_empty() {
             return false;
-        };
+        }
+        let Some(tenant) = self.inventory.objects().tenant_index(tenant) else { return false };
         self.inventory.find(now, tenant, put.key).is_some_and(|slot| {
             let object = self.inventory.objects().at(slot);
             object.is_complete() && object.version == put.version.0

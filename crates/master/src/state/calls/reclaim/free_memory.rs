@@ -40,7 +40,7 @@ impl Reclaimer<'_> {
                 withheld > 0 && segment.free() + withheld >= need
             };
             let may_fit = admitted_segments(self.inventory, request).any(fits_later);
-            if let Some(position) = self.inventory.pool().unsynced_until().filter(|_| may_fit) {
+            if may_fit && let Some(position) = self.inventory.pool().unsynced_until() {
                 return Ok(Allocation::Pending(Pending::Sync(position)));
             }
         }

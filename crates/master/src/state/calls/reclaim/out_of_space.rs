@@ -103,12 +103,12 @@ impl Reclaimer<'_> {
         let RefusedUse { total: found, fenced_fit, .. } = self.refused_use(now, request);
         let inventory = &*self.inventory;
         let waits_for_fence = fenced_fit >= need;
-        let why = match waits_for_fence {
-            true => "freed memory is quarantined until readers and late writers are done; retry",
-            false if found.evictable > 0 => {
-                "no segment has enough free memory, and eviction would not free enough in one run"
-            }
-            false => "no segment has enough free memory, and nothing more may be evicted",
+        let why = if waits_for_fence {
+            "freed memory is quarantined until readers and late writers are done; retry"
+        } else if found.evictable > 0 {
+            "no segment has enough free memory, and eviction would not free enough in one run"
+        } else {
+            "no segment has enough free memory, and nothing more may be evicted"
         };
         let mut error = Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why)
             .with("bytes", request.length)
@@ -126,9 +126,10 @@ impl Reclaimer<'_> {
         for (name, bytes) in others.into_iter().filter(|(_, bytes)| *bytes > 0) {
             error = error.with(name, bytes);
         }
-        let end = match waits_for_fence {
-            true => inventory.pool().next_quarantine_end(),
-            false => self.next_parked_end(now),
+        let end = if waits_for_fence {
+            inventory.pool().next_quarantine_end()
+        } else {
+            self.next_parked_end(now)
         };
         if !waits_for_fence && end.is_some() && !inventory.disks().is_empty() {
             error = error.with("moving_objects", inventory.offloads().moving());
@@ -158,7 +159,7 @@ impl Reclaimer<'_> {
     fn refused_use(&mut self, now: Moment, request: &AllocRequest<'_>) -> RefusedUse {
         let is_all = matches!(request.filter, SegmentFilter::All);
         let is_recent = |known: &RefusedUse| !(known.taken + REFUSED_USE_KEPT).has_passed(now);
-        let known = self.searches.refused.filter(is_recent).filter(|_| is_all);
+        let known = if is_all { self.searches.refused.filter(is_recent) } else { None };
         let mut found = known.unwrap_or_else(|| self.take_refused_use(now, request.filter));
         if is_all {
             self.searches.refused = Some(found);

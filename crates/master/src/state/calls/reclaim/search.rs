@@ -284,9 +284,10 @@ impl Reclaimer<'_> {
         request: &AllocRequest<'_>,
         search: &mut Search,
     ) -> u64 {
-        match std::mem::replace(&mut search.has_waited, true) {
-            true => evicted,
-            false => releases::raise_ahead(self.inventory, now, (need, evicted), request.spared),
+        if std::mem::replace(&mut search.has_waited, true) {
+            evicted
+        } else {
+            releases::raise_ahead(self.inventory, now, (need, evicted), request.spared)
         }
     }
 

@@ -235,7 +235,7 @@ impl Reclaimer<'_> {
         for _ in 0..STEPS {
             let allocator = &self.inventory.segments().at(segment).allocator;
             let is_last = allocator.window_fits(first, block, length);
-            let next = allocator.next_block(block).filter(|_| !is_last);
+            let next = if is_last { None } else { allocator.next_block(block) };
             if !allocator.is_block_free(block)
                 && let Some(owner) = self.owner_of(segment, block)
             {

@@ -162,12 +162,13 @@ impl TaskCalls<'_> {
             .map(|(copy, segment)| (copy, segment.client))
             .collect();
         let Some(source) = pick_source(&readable, client) else {
-            return match copies
+            return if copies
                 .iter()
                 .any(|copy| self.inventory.segments().at(copy.segment).is_unclaimed)
             {
-                true => Plan::Wait,
-                false => Plan::Retry("no client that holds a replica sends heartbeats"),
+                Plan::Wait
+            } else {
+                Plan::Retry("no client that holds a replica sends heartbeats")
             };
         };
         let sources = self.sources(&task.goal);
@@ -366,9 +367,10 @@ impl TaskCalls<'_> {
                 options: &options,
                 spared: Some(slot),
             };
-            let outcome = match may_evict {
-                true => self.place_copy(now, &request, &mut turns),
-                false => self.place_copy_in_free_memory(now, &request),
+            let outcome = if may_evict {
+                self.place_copy(now, &request, &mut turns)
+            } else {
+                self.place_copy_in_free_memory(now, &request)
             };
             match outcome {
                 Ok(Some(found)) => {

@@ -62,9 +62,10 @@ pub(super) fn check_confirmation(calls: &mut TaskCalls<'_>, now: Moment, id: Tas
     let Some(task) = calls.tasks.get(id) else { return };
     let slot = task.subject.slot;
     let is_same = calls.subject(task).is_some() && calls.inventory.drop_lost_replicas(slot);
-    match is_same {
-        true => try_to_confirm(calls, now, id, confirmation, None),
-        false => calls.fail_task(now, id, CHANGED),
+    if is_same {
+        try_to_confirm(calls, now, id, confirmation, None);
+    } else {
+        calls.fail_task(now, id, CHANGED);
     }
     calls.advance_jobs(now);
 }
@@ -126,10 +127,7 @@ fn replacement(
     let lives = |owner: ClientId| {
         reporter == Some(owner) || calls.inventory.clients().was_heard_after(owner, since)
     };
-    match owners.any(lives) {
-        true => Replacement::Confirmed,
-        false => Replacement::Unconfirmed,
-    }
+    if owners.any(lives) { Replacement::Confirmed } else { Replacement::Unconfirmed }
 }
 
 /// Lets a task that is in no queue wait. It occupies no place of its drain job meanwhile, and its

@@ -222,10 +222,7 @@ impl Jobs {
     /// Counts a move of the job that begins or ends to wait for a sign of life of its target.
     pub(super) fn count_confirming(&mut self, id: JobId, begins: bool) {
         if let Some(job) = self.by_id.get_mut(&id) {
-            match begins {
-                true => job.confirming += 1,
-                false => job.confirming -= 1,
-            }
+            if begins { job.confirming += 1 } else { job.confirming -= 1 }
         }
     }
 
@@ -444,9 +441,10 @@ impl TaskCalls<'_> {
         for id in self.jobs.running.clone() {
             let job = self.jobs.running(id);
             if job.is_some_and(|job| job.concurrent_moves() < job.concurrency && job.cursor > 0) {
-                match self.searches.steps - steps < u64::from(SLICE) {
-                    true => self.advance_job(now, id),
-                    false => self.schedule_job(id, now),
+                if self.searches.steps - steps < u64::from(SLICE) {
+                    self.advance_job(now, id);
+                } else {
+                    self.schedule_job(id, now);
                 }
             }
         }
@@ -513,9 +511,10 @@ impl TaskCalls<'_> {
         let has_begun = job.view.active > 0 || job.view.succeeded > 0;
         let mut named = job.targets.iter().flat_map(|name| segments.named(name));
         !has_begun
-            && match job.targets.is_empty() {
-                true => !segments.mounted().any(|(slot, _)| takes(slot)),
-                false => !named.any(|&slot| takes(slot)),
+            && if job.targets.is_empty() {
+                !segments.mounted().any(|(slot, _)| takes(slot))
+            } else {
+                !named.any(|&slot| takes(slot))
             }
     }
 

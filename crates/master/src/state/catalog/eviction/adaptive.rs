@@ -91,9 +91,10 @@ impl Adaptive {
         let count = self.tiers.count();
         // Until the pool has been full, the shadow caches simulate a pool of half the size, with a
         // coarser sample.
-        let objects = match self.has_evicted {
-            true => (count, OBJECTS_MAX),
-            false => (count / 2, (count / 2 / EARLY_SHARE).clamp(1, EARLY_OBJECTS_MAX)),
+        let objects = if self.has_evicted {
+            (count, OBJECTS_MAX)
+        } else {
+            (count / 2, (count / 2 / EARLY_SHARE).clamp(1, EARLY_OBJECTS_MAX))
         };
         self.shadows.record_use(hash, tier, self.tick, objects);
     }
