@@ -162,6 +162,11 @@ COUNTED := CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_OPT_LEVEL=1 CARGO_PROFILE_DEV_D
 test-counts: setup ## Compare the instructions of hot calls with benches/instructions.txt
 	$(COUNTED)
 
+.PHONY: build-tests
+build-tests: setup ## Build what `make test-rust` and `make test-counts` run
+	nice cargo test $(RUST_TESTED) --no-run --quiet
+	nice env $(COUNTED) --no-run --quiet
+
 .PHONY: counts
 counts: setup ## Write benches/instructions.txt, after a change that is meant or with another compiler
 	MOONCAKE_WRITE_COUNTS=1 $(COUNTED)
