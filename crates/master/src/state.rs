@@ -32,6 +32,7 @@ pub use self::{
     calls::{
         answers::{Answers, Begun, CallItem},
         disks::{DiskCalls, Offload, Offloaded, OwnDisk, RecordName, disk_of, disk_progress},
+        lease_sweep::LeaseSweep,
         put::{Put, PutCalls, PutProgress, PutRef, PutStep, Started, UnfinishedPut},
         query::{Listing, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
         reclaim::Pending,

@@ -158,22 +158,26 @@ pub struct Frames {
     /// The level of records that the leader may write.
     #[prost(uint32, tag = "3")]
     pub level: u32,
-    /// Objects that got a lease; they come in no order among the frames.
+    /// Objects that have a lease; they come in no order among the frames.
     #[prost(message, optional, tag = "4")]
     pub leases: Option<Leases>,
 }
 
-/// Objects that got a lease since the last message of this kind. The first one of a connection names
-/// none: any object may have got one before.
+/// Objects that have a lease: those that got one since the last message of this kind, and for a standby
+/// that attaches the others, too.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Leases {
     /// The versions of the objects.
     #[prost(fixed64, repeated, tag = "1")]
     pub versions: Vec<u64>,
-    /// Any object may have got a lease.
-    #[prost(bool, tag = "2")]
+    /// For how long the leases last, in the same order.
+    #[prost(uint64, repeated, tag = "2")]
+    pub left_ms: Vec<u64>,
+    /// Any object may have got a lease before, as in the first message of a connection; earlier messages
+    /// are void.
+    #[prost(bool, tag = "3")]
     pub is_any: bool,
-    /// Duration of a lease.
-    #[prost(uint64, tag = "3")]
-    pub lease_ms: u64,
+    /// Since the last message with `is_any`, all objects that have a lease were named.
+    #[prost(bool, tag = "4")]
+    pub is_whole: bool,
 }

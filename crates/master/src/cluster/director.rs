@@ -289,7 +289,7 @@ impl MemberThread {
             if let Some(handover) = cluster.handover.lock().take() {
                 match self.prepare_handover(journal, &handover) {
                     Ok(()) => {
-                        service.shared().tell_leases();
+                        leases.tell(service);
                         return Ok(EndOfTerm::HandedOver(handover));
                     }
                     Err(error) => refuse(handover, error),

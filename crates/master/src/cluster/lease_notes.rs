@@ -6,7 +6,10 @@ use std::time::Duration;
 use mooncake_base::Moment;
 use mooncake_proto::standby::Leases;
 
-use crate::{service::Service, state::LeaseNotes};
+use crate::{
+    service::Service,
+    state::{LeaseNotes, LeaseSweep},
+};
 
 /// Time between two looks of a leader at the leases that it has granted. Those of the last interval
 /// before it dies are not known to its standbys.
@@ -16,6 +19,7 @@ const INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Debug, Default)]
 pub(super) struct LeaseTeller {
     next: Moment,
+    sweep: LeaseSweep,
 }
 
 impl LeaseTeller {
@@ -23,23 +27,27 @@ impl LeaseTeller {
     pub(super) fn step(&mut self, service: &Service, now: Moment) {
         if self.next.has_passed(now) {
             self.next = now + INTERVAL;
-            service.shared().tell_leases();
+            self.tell(service);
         }
+    }
+
+    /// Tells the standbys now.
+    pub(super) fn tell(&mut self, service: &Service) {
+        service.shared().tell_leases(&mut self.sweep);
     }
 }
 
 /// Returns notes as a message has them.
 pub(super) fn to_message(notes: LeaseNotes) -> Leases {
-    let LeaseNotes { versions, lease } = notes;
-    let lease_ms = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
-    Leases { is_any: versions.is_none(), versions: versions.unwrap_or_default(), lease_ms }
+    let LeaseNotes { is_any, leases, is_whole } = notes;
+    let (versions, left_ms) = leases.into_iter().unzip();
+    Leases { versions, left_ms, is_any, is_whole }
 }
 
 /// Returns the notes of a message.
-pub(super) fn from_message(leases: Leases) -> LeaseNotes {
-    let Leases { versions, is_any, lease_ms } = leases;
-    let versions = (!is_any).then_some(versions);
-    LeaseNotes { versions, lease: Duration::from_millis(lease_ms) }
+pub(super) fn from_message(message: Leases) -> LeaseNotes {
+    let Leases { versions, left_ms, is_any, is_whole } = message;
+    LeaseNotes { is_any, leases: versions.into_iter().zip(left_ms).collect(), is_whole }
 }
 
 #[cfg(test)]
@@ -48,8 +56,9 @@ mod tests {
 
     #[test]
     fn notes_come_out_of_a_message_as_they_went_in() {
-        for versions in [None, Some(vec![]), Some(vec![7, u64::MAX])] {
-            let notes = LeaseNotes { versions, lease: Duration::from_millis(1500) };
+        let leases = vec![(7, 1500), (u64::MAX, u64::MAX)];
+        let whole = LeaseNotes { is_any: false, leases, is_whole: true };
+        for notes in [LeaseNotes::default(), LeaseNotes::any(), whole] {
             assert_eq!(from_message(to_message(notes.clone())), notes);
         }
     }

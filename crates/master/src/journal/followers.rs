@@ -133,7 +133,7 @@ struct Follower {
 struct PendingLeases {
     /// It was told that it gets notes.
     is_told: bool,
-    notes: Option<LeaseNotes>,
+    notes: LeaseNotes,
 }
 
 impl Default for Followers {
@@ -234,17 +234,20 @@ impl Followers {
         self.attached.load(Ordering::Acquire) > 0
     }
 
-    /// Queues notes of leases for all standbys.
-    pub(super) fn tell_leases(&self, notes: &LeaseNotes) {
+    /// Queues notes of leases for all standbys. Returns whether one has to be told of all leases: these are
+    /// its first notes, or too many wait for it.
+    pub(super) fn tell_leases(&self, notes: &LeaseNotes) -> bool {
         let table = &mut *self.table.lock();
         let attached = table.followers.iter_mut().filter(|one| one.attachment.is_some());
-        let mut is_any_told = false;
+        let (mut lacks_any, mut is_any_told) = (false, false);
         for follower in attached {
-            is_any_told |= follower.leases.push(notes);
+            lacks_any |= !follower.leases.push(notes);
+            is_any_told |= !follower.leases.notes.is_empty();
         }
         if is_any_told {
             self.changed.notify_all();
         }
+        lacks_any
     }
 
     /// Waits for frames or notes for a standby, for at most `time`. Joins those that wait already, up to so many
@@ -254,8 +257,8 @@ impl Followers {
         let mut table = self.table.lock();
         loop {
             let Some(follower) = table.attached(id) else { return NextShipment::Detached };
-            if let Some(notes) = follower.leases.notes.take() {
-                return NextShipment::Leases(notes);
+            if !follower.leases.notes.is_empty() {
+                return NextShipment::Leases(follower.leases.notes.take_part());
             }
             if let Some(shipment) = follower.take(bytes_max) {
                 return NextShipment::Frames(shipment);
@@ -389,17 +392,13 @@ impl Follower {
 
 impl PendingLeases {
     /// Adds notes. The first ones say that any object may have a lease, since earlier ones were not sent.
-    /// Returns whether there is anything to send.
+    /// Returns whether the standby has all that was noted.
     fn push(&mut self, notes: &LeaseNotes) -> bool {
-        if !std::mem::replace(&mut self.is_told, true) {
-            self.notes = Some(LeaseNotes { versions: None, lease: notes.lease });
-        } else if !notes.is_empty() {
-            match &mut self.notes {
-                Some(pending) => pending.join(notes),
-                pending @ None => *pending = Some(notes.clone()),
-            }
+        if std::mem::replace(&mut self.is_told, true) {
+            return self.notes.join(notes);
         }
-        self.notes.is_some()
+        self.notes = LeaseNotes::any();
+        false
     }
 }
 
@@ -501,27 +500,29 @@ mod tests {
     #[test]
     fn leases_are_told_from_the_attachment_on() {
         let notes = |versions: &[u64]| LeaseNotes {
-            versions: Some(versions.to_vec()),
-            lease: Duration::from_secs(10),
+            leases: versions.iter().map(|&version| (version, 10_000)).collect(),
+            ..LeaseNotes::default()
         };
-        let any = || LeaseNotes { versions: None, ..notes(&[]) };
+        let last = LeaseNotes { is_whole: true, ..LeaseNotes::default() };
         let followers = Followers::default();
         let id = attach(&followers, "a");
         let next = |id| followers.next(id, Duration::ZERO, 10);
-        followers.tell_leases(&notes(&[1]));
-        assert_eq!(next(id), NextShipment::Leases(any()), "earlier ones are not known");
-        followers.tell_leases(&notes(&[]));
+        assert!(followers.tell_leases(&notes(&[1])), "earlier ones are not known");
+        assert_eq!(next(id), NextShipment::Leases(LeaseNotes::any()));
+        assert!(!followers.tell_leases(&notes(&[])));
         assert_eq!(next(id), NextShipment::None);
         followers.ship(b"frame", 1);
-        followers.tell_leases(&notes(&[2]));
+        assert!(!followers.tell_leases(&notes(&[2])));
         followers.tell_leases(&notes(&[3]));
         assert_eq!(next(id), NextShipment::Leases(notes(&[2, 3])));
         assert_eq!(next(id), shipment(b"frame", 1));
         followers.tell_leases(&notes(&[4]));
         let again = attach(&followers, "a");
         assert_eq!(next(again), NextShipment::None);
-        followers.tell_leases(&notes(&[]));
-        assert_eq!(next(again), NextShipment::Leases(any()));
+        assert!(followers.tell_leases(&last));
+        assert!(!followers.tell_leases(&last));
+        let whole = LeaseNotes { is_any: true, ..last };
+        assert_eq!(next(again), NextShipment::Leases(whole));
     }
 
     #[test]

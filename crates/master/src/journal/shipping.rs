@@ -111,9 +111,10 @@ pub(crate) fn has_standbys(journal: &Journal) -> bool {
     journal.followers.are_any()
 }
 
-/// Tells the standbys of leases.
-pub(crate) fn tell_leases(journal: &Journal, notes: &LeaseNotes) {
-    journal.followers.tell_leases(notes);
+/// Tells the standbys of leases. Returns whether one has to be told of all leases, earlier ones
+/// included.
+pub(crate) fn tell_leases(journal: &Journal, notes: &LeaseNotes) -> bool {
+    journal.followers.tell_leases(notes)
 }
 
 impl SnapshotFiles<'_> {

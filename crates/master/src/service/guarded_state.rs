@@ -8,6 +8,8 @@ use mooncake_base::{Moment, SystemClock, sync::MutexGuard};
 use mooncake_proto::v1::LogMark;
 
 use super::{shared_state::SharedState, state_guard};
+#[cfg(test)]
+use crate::state::LeaseSweep;
 use crate::{journal::Journal, state::State};
 
 /// The state and the log of a running master.
@@ -74,8 +76,8 @@ impl GuardedState {
 
     /// Tells the standbys which objects got a lease since the last call.
     #[cfg(test)]
-    pub(crate) fn tell_leases(&self) {
-        self.0.tell_leases();
+    pub(crate) fn tell_leases(&self, sweep: &mut LeaseSweep) {
+        self.0.tell_leases(sweep);
     }
 
     fn lock<R>(&self, slice: impl FnOnce(&mut State) -> R) -> (R, Vec<u8>) {

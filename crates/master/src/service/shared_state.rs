@@ -25,8 +25,11 @@ use crate::{
     events::Events,
     fatal::FatalError,
     journal::{Journal, shipping},
-    state::State,
+    state::{LeaseSweep, State},
 };
+
+/// Slices of a sweep for leases at a time; there are other calls in between.
+const LEASE_SLICES: usize = 64;
 
 #[derive(Debug)]
 pub(crate) struct SharedState {
@@ -108,9 +111,9 @@ impl SharedState {
         &self.offload_signal
     }
 
-    /// Tells the standbys which objects got a lease since the last call. Without standbys leases are not
-    /// noted.
-    pub(crate) fn tell_leases(&self) {
+    /// Tells the standbys which objects got a lease since the last call, and those that attached since
+    /// then which other objects have one, a part at each call. Without standbys leases are not noted.
+    pub(crate) fn tell_leases(&self, sweep: &mut LeaseSweep) {
         let Some(journal) = &self.journal else { return };
         let mut state = self.lock();
         if !shipping::has_standbys(journal) {
@@ -119,7 +122,18 @@ impl SharedState {
         let lease = state.rules().lease_ttl;
         let notes = state.log_mut().take_lease_notes(lease);
         drop(state);
-        shipping::tell_leases(journal, &notes);
+        let is_any_new = shipping::tell_leases(journal, &notes);
+        if is_any_new || notes.is_any {
+            sweep.restart();
+        }
+        for _ in 0..LEASE_SLICES {
+            let Ok(state) = self.lock_for_journal() else { return };
+            let Some(notes) = sweep.slice(&state, self.now()) else { return };
+            MutexGuard::unlock_fair(state);
+            if shipping::tell_leases(journal, &notes) {
+                sweep.restart();
+            }
+        }
     }
 
     /// Locks the state for a thread of the log, without events and effects.

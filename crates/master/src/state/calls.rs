@@ -5,6 +5,7 @@
 pub(in crate::state) mod answers;
 pub(in crate::state) mod clients;
 pub(in crate::state) mod disks;
+pub(in crate::state) mod lease_sweep;
 pub(in crate::state) mod put;
 pub(in crate::state) mod query;
 pub(in crate::state) mod reclaim;

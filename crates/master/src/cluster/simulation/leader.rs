@@ -37,7 +37,7 @@ use crate::{
         level::RecordLevel,
     },
     service::GuardedState,
-    state::{LeaseNotes, State},
+    state::{LeaseNotes, LeaseSweep, State},
 };
 
 /// Objects in a slice of a snapshot.
@@ -62,6 +62,7 @@ pub(super) struct Leader {
     answers: Vec<Answer>,
     /// The highest position that any standby has confirmed.
     confirmed_by_any: u64,
+    sweep: LeaseSweep,
     /// For a planted bug: when the changes begin to wait for standbys.
     requires_at: Option<Moment>,
 }
@@ -74,7 +75,7 @@ struct Shipping {
     sent: Moment,
     position: u64,
     /// Notes that go with the next frames: a message of their own would hold frames up that come later.
-    leases: Option<LeaseNotes>,
+    leases: LeaseNotes,
 }
 
 #[derive(Debug)]
@@ -221,6 +222,7 @@ impl Simulation {
             is_announced: false,
             announce_at: Moment::default(),
             answers: Vec::new(),
+            sweep: LeaseSweep::default(),
             confirmed_by_any: 0,
             requires_at: is_late.then(|| self.now + Duration::from_millis(300)),
         }));
@@ -285,7 +287,7 @@ impl Simulation {
         {
             leader.journal().require_standbys(&others(&leader.own, &required));
         }
-        leader.guarded.tell_leases();
+        leader.guarded.tell_leases(&mut leader.sweep);
         if self.chance(400) {
             let Part::Leading(leader) = &process.part else { return Ok(()) };
             leader.take_snapshot(local).map_err(|error| format!("no snapshot: {error}"))?;
@@ -328,10 +330,7 @@ impl Simulation {
                 let (bytes, position) = match journal.next_shipment(id, Duration::ZERO) {
                     NextShipment::Frames(sent) => (sent.frames.to_vec(), sent.position),
                     NextShipment::Leases(notes) => {
-                        match &mut shipping.leases {
-                            Some(leases) => leases.join(&notes),
-                            leases @ None => *leases = Some(notes),
-                        }
+                        shipping.leases.join(&notes);
                         continue;
                     }
                     NextShipment::None if (shipping.sent + KEEPALIVE).has_passed(now) => {
@@ -344,7 +343,7 @@ impl Simulation {
                     }
                 };
                 (shipping.position, shipping.sent) = (position, now);
-                let leases = shipping.leases.take().map(lease_notes::to_message);
+                let leases = Some(lease_notes::to_message(mem::take(&mut shipping.leases)));
                 let frames = Some(Frames { bytes, position, level, leases });
                 let message = FromLeader { frames, ..FromLeader::default() };
                 self.outgoing.push(Message::ToStandby { connection, message });
@@ -373,8 +372,13 @@ impl Simulation {
             self.wire.connections.remove(&connection);
             return Ok(());
         };
-        let new =
-            || Shipping { stage: Stage::Open, heard: now, sent: now, position: 0, leases: None };
+        let new = || Shipping {
+            stage: Stage::Open,
+            heard: now,
+            sent: now,
+            position: 0,
+            leases: LeaseNotes::default(),
+        };
         let shipping = leader.standbys.entry(connection).or_insert_with(new);
         shipping.heard = now;
         let outcome = match (message, &shipping.stage) {

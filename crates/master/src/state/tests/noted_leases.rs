@@ -85,8 +85,7 @@ fn put_waits_for_leases_that_are_not_known() {
     tell(&mut pool, &mut told_just_now);
     let mut lost_some = told_just_now.clone();
     pool.wait(20);
-    lost_some
-        .receive_leases(pool.now, &LeaseNotes { versions: None, lease: Duration::from_secs(10) });
+    lost_some.receive_leases(pool.now, &LeaseNotes::any());
     let mut told_again = told_just_now.clone();
     told_again.forget_leases();
     never_told.receive_leases(pool.now, &take_notes(&mut pool));
@@ -118,8 +117,7 @@ fn value_that_replaces_a_leased_one_has_a_note() {
     let version = pool.upsert("a", MIB).unwrap().version;
     pool.upsert("b", MIB).unwrap();
     let notes = take_notes(&mut pool);
-    let versions = notes.versions.as_ref().unwrap();
-    assert_eq!((versions.len(), versions.last()), (2, Some(&version.0)));
+    assert_eq!((notes.leases.len(), notes.leases.last()), (2, Some(&(version.0, 10_000))));
     // The order of notes and changes does not matter.
     standby.receive_leases(pool.now, &notes);
     let known = standby.known_leases;
@@ -139,11 +137,45 @@ fn object_is_noted_once_a_second_while_it_is_read() {
     for _ in 0..10_000 {
         pool.now = pool.now + Duration::from_millis(1);
         lease(&mut pool, "k");
-        notes += take_notes(&mut pool).versions.unwrap().len();
+        notes += take_notes(&mut pool).leases.len();
     }
     assert!((9..=11).contains(&notes), "{notes}");
     pool.state.log_mut().stop_lease_notes();
     pool.wait(20);
     lease(&mut pool, "k");
-    assert_eq!(take_notes(&mut pool).versions, None);
+    assert_eq!(take_notes(&mut pool), LeaseNotes::any());
+}
+
+#[test]
+fn standby_that_attaches_is_told_of_earlier_leases() {
+    let mut pool = Pool::with(Rules::default(), 8);
+    pool.state.record_effects();
+    for index in 0..8192 {
+        pool.put(&index.to_string(), 1024).unwrap();
+    }
+    for key in ["5000", "8000"] {
+        lease(&mut pool, key);
+    }
+    let mut standby = described(&pool);
+    tell(&mut pool, &mut standby);
+    let mut sweep = LeaseSweep::default();
+    assert_eq!(sweep.slice(&pool.state, pool.now), None);
+    sweep.restart();
+    let first = sweep.slice(&pool.state, pool.now).unwrap();
+    assert!(first.is_empty());
+    pool.now = pool.now + Duration::from_secs(4);
+    // These slots have been seen: the lease has a note of its own.
+    lease(&mut pool, "1");
+    let rest = sweep.slice(&pool.state, pool.now).unwrap();
+    assert_eq!(sweep.slice(&pool.state, pool.now), None);
+    assert!(rest.is_whole && rest.leases.iter().all(|&(_, left_ms)| left_ms == 6000), "{rest:?}");
+    standby.receive_leases(pool.now, &rest);
+    tell(&mut pool, &mut standby);
+    let mut pool = restarted_from(&pool, standby);
+    pool.state.resume(A, &spec(A, 1, 1, 8)).unwrap();
+    let keys = ["0", "1", "5000", "8000", "8191"];
+    let leased = keys.map(|key| pool.remove(key, false).is_err());
+    assert_eq!(leased, [false, true, true, true, false]);
+    pool.wait(8);
+    assert_eq!(["1", "5000"].map(|key| pool.remove(key, false).is_err()), [true, false]);
 }
