@@ -2,8 +2,9 @@
 //!
 //! A standby connects to the port of the native protocol with a greeting of its own. The master
 //! greets and asks for the token as it does with clients; then each side sends frames of
-//! [`native_frame`](crate::native_frame): [`FromStandby`] one way, [`FromLeader`] the other. The first
-//! one is an [`Attach`], and the answer an [`Attached`] or a refusal.
+//! [`native_frame`](crate::native_frame), each with a checksum: [`FromStandby`] one way,
+//! [`FromLeader`] the other. The first one is an [`Attach`], and the answer an [`Attached`] or a
+//! refusal.
 
 use prost::Message;
 
@@ -12,8 +13,9 @@ use crate::v1;
 /// The first bytes of the connection of a standby.
 pub const MAGIC: [u8; 8] = *b"MOONSTBY";
 
-/// The version of the messages. They evolve by protobuf's rules.
-pub const VERSION: u32 = 1;
+/// The version of the messages. They evolve by protobuf's rules. In version 2 each frame after the
+/// greetings is followed by a checksum: four bytes, little-endian, the CRC-32 of the frame with its length.
+pub const VERSION: u32 = 2;
 
 /// Returns a standby's greeting: [`MAGIC`], then [`VERSION`] in four bytes, little-endian.
 pub fn standby_greeting() -> [u8; 12] {

@@ -1,4 +1,6 @@
 //! A connection between two masters: messages in frames of the native protocol, over a blocking socket.
+//! After the greetings, each frame is followed by a checksum of its bytes. The frames of the log in a
+//! message have checksums of their own, but not the positions, confirmations and leases beside them.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -6,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use bytes::BytesMut;
+use bytes::{Buf as _, BytesMut};
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock, Token};
 use mooncake_proto::{
     native_frame::{self, FRAME_BYTES_MAX, GREETING_BYTES_MAX, ServerGreeting},
@@ -27,12 +29,20 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
 const READ_BYTES: usize = 64 * 1024;
 
+/// Length of the checksum behind a frame, and of the length in front of it.
+const CHECKSUM_BYTES: usize = 4;
+const LENGTH_BYTES: usize = 4;
+
 /// One end of a connection.
 #[derive(Debug)]
 pub(super) struct Channel {
     stream: TcpStream,
     input: BytesMut,
     output: BytesMut,
+    /// Whether messages have checksums: those after the greetings do.
+    has_checksums: bool,
+    /// A message came whose checksum is that of other bytes.
+    is_damaged: bool,
 }
 
 impl Channel {
@@ -48,7 +58,8 @@ impl Channel {
             stream.set_write_timeout(Some(WRITE_TIMEOUT))
         };
         set().map_err(broken)?;
-        Ok(Self { stream, input, output: BytesMut::new() })
+        let output = BytesMut::new();
+        Ok(Self { stream, input, output, has_checksums: false, is_damaged: false })
     }
 
     /// Connects to a leader as a standby, and proves the token.
@@ -63,6 +74,7 @@ impl Channel {
                 Ok(stream) => {
                     let mut channel = Self::over(stream, BytesMut::new())?;
                     channel.greet(token)?;
+                    channel.begin_checksums();
                     return Ok(channel);
                 }
                 Err(error) => last = error,
@@ -81,13 +93,24 @@ impl Channel {
         Ok(())
     }
 
+    /// Ends the greetings: from here on, messages of both sides have checksums.
+    pub(super) const fn begin_checksums(&mut self) {
+        self.has_checksums = true;
+    }
+
+    /// Returns whether a message was damaged on its way.
+    pub(super) const fn is_damaged(&self) -> bool {
+        self.is_damaged
+    }
+
     /// Returns a second handle, for another thread.
     ///
     /// # Errors
     /// The process has no more descriptors.
     pub(super) fn split(&mut self) -> Result<Self> {
         let stream = self.stream.try_clone().map_err(broken)?;
-        Ok(Self { stream, input: std::mem::take(&mut self.input), output: BytesMut::new() })
+        let (input, output) = (std::mem::take(&mut self.input), BytesMut::new());
+        Ok(Self { stream, input, output, has_checksums: self.has_checksums, is_damaged: false })
     }
 
     /// Returns a handle that ends the connection.
@@ -126,11 +149,37 @@ impl Channel {
     /// Those of [`receive`](Self::receive).
     pub(super) fn receive_up_to<M: Message + Default>(&mut self, limit: usize) -> Result<M> {
         loop {
-            if let Some(message) = native_frame::decode(&mut self.input, limit)? {
+            if self.is_next_whole(limit)?
+                && let Some(message) = native_frame::decode(&mut self.input, limit)?
+            {
+                if self.has_checksums {
+                    self.input.advance(CHECKSUM_BYTES);
+                }
                 return Ok(message);
             }
             self.fill()?;
         }
+    }
+
+    /// Returns whether the next message may be decoded: its checksum is there and right, if messages have
+    /// one.
+    ///
+    /// # Errors
+    /// The message was damaged on its way.
+    fn is_next_whole(&mut self, limit: usize) -> Result<bool> {
+        let Some(length) = self.input.first_chunk::<LENGTH_BYTES>() else { return Ok(false) };
+        let length = u32::from_le_bytes(*length) as usize;
+        if !self.has_checksums || length > limit {
+            return Ok(true);
+        }
+        let (frame, rest) = self.input.split_at((LENGTH_BYTES + length).min(self.input.len()));
+        let Some(checksum) = rest.first_chunk::<CHECKSUM_BYTES>() else { return Ok(false) };
+        if u32::from_le_bytes(*checksum) != crc32fast::hash(frame) {
+            self.is_damaged = true;
+            let text = "a message between two masters was damaged on its way";
+            return Err(Error::new(ErrorCode::RPC_FAIL, text).with("bytes", length));
+        }
+        Ok(true)
     }
 
     /// Sends a message.
@@ -140,6 +189,10 @@ impl Channel {
     pub(super) fn send(&mut self, message: &impl Message) -> Result<()> {
         self.output.clear();
         native_frame::encode(message, &mut self.output)?;
+        if self.has_checksums {
+            let checksum = crc32fast::hash(&self.output);
+            self.output.extend_from_slice(&checksum.to_le_bytes());
+        }
         self.stream.write_all(&self.output).map_err(broken)?;
         if self.output.capacity() > (1 << 20) {
             self.output = BytesMut::new();
@@ -192,4 +245,84 @@ fn broken(source: io::Error) -> Error {
         _ => "the connection between two masters broke",
     };
     Error::new(ErrorCode::RPC_FAIL, text).caused_by(source)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fmt, net::TcpListener};
+
+    use mooncake_proto::standby::{Confirm, Frames, FromLeader, FromStandby, Leases};
+
+    use super::*;
+
+    /// Returns two connected sockets.
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (one, listener.accept().unwrap().0)
+    }
+
+    fn channel(stream: TcpStream) -> Channel {
+        let mut channel = Channel::over(stream, BytesMut::new()).unwrap();
+        channel.begin_checksums();
+        channel
+    }
+
+    /// Returns a message as it is sent.
+    fn sent(message: &impl Message) -> Vec<u8> {
+        let (one, mut other) = pair();
+        channel(one).send(message).unwrap();
+        let mut bytes = Vec::new();
+        other.read_to_end(&mut bytes).unwrap();
+        bytes
+    }
+
+    /// Receives bytes after which the peer sends nothing more.
+    fn received<M: Message + Default>(bytes: &[u8]) -> (Result<M>, bool) {
+        let (mut one, other) = pair();
+        one.write_all(bytes).unwrap();
+        drop(one);
+        let mut channel = channel(other);
+        (channel.receive(), channel.is_damaged())
+    }
+
+    fn check<M: Message + Default + PartialEq + fmt::Debug>(message: &M) {
+        let bytes = sent(message);
+        assert_eq!(&received::<M>(&bytes).0.unwrap(), message);
+        let mut damaged = 0;
+        for bit in 0..bytes.len() * 8 {
+            let mut bytes = bytes.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let (outcome, is_damaged) = received::<M>(&bytes);
+            outcome.expect_err("a flipped bit is noticed");
+            damaged += usize::from(is_damaged);
+        }
+        // A length that has become longer waits for bytes that do not come.
+        assert!(damaged >= (bytes.len() - LENGTH_BYTES) * 8, "{damaged}");
+    }
+
+    #[test]
+    fn flipped_bit_of_a_message_is_noticed() {
+        let leases = Some(Leases { versions: vec![9], lease_ms: 10, is_any: false });
+        let frames = Frames { bytes: vec![7; 9], position: 300, level: 1, leases };
+        check(&FromLeader { frames: Some(frames), ..FromLeader::default() });
+        let confirm = Confirm { position: 1 << 40, next_frame: 12 };
+        check(&FromStandby { confirm: Some(confirm), ..FromStandby::default() });
+    }
+
+    #[test]
+    fn messages_one_after_the_other_are_received() {
+        let message = |position| FromStandby {
+            confirm: Some(Confirm { position, next_frame: 1 }),
+            ..FromStandby::default()
+        };
+        let bytes = [sent(&message(1)), sent(&message(2))].concat();
+        let (mut one, other) = pair();
+        one.write_all(&bytes).unwrap();
+        drop(one);
+        let mut channel = channel(other);
+        assert_eq!(channel.receive::<FromStandby>().unwrap(), message(1));
+        assert_eq!(channel.receive::<FromStandby>().unwrap(), message(2));
+        channel.receive::<FromStandby>().unwrap_err();
+    }
 }

@@ -192,16 +192,18 @@ impl Shared {
     fn follow(&self, leader: &Endpoint) -> Result<()> {
         let token = self.cluster.settings.token.as_ref();
         let deadline = SystemClock.now() + CONNECT_TIMEOUT;
-        let channel = Channel::connect(leader, token, deadline)?;
-        let ended = self.follow_over(channel);
+        let mut channel = Channel::connect(leader, token, deadline)?;
+        let ended = self.follow_over(&mut channel);
         if ended.is_err() && !self.is_ended() {
             self.cluster.counts.add_disconnection();
+        }
+        if channel.is_damaged() {
+            self.cluster.counts.add_refused();
         }
         ended
     }
 
-    fn follow_over(&self, channel: Channel) -> Result<()> {
-        let mut channel = channel;
+    fn follow_over(&self, channel: &mut Channel) -> Result<()> {
         {
             let mut progress = self.progress.lock();
             if self.is_ended() {
@@ -209,9 +211,9 @@ impl Shared {
             }
             progress.connection = Some(channel.closer()?);
         }
-        let attached = self.attach(&mut channel)?;
+        let attached = self.attach(channel)?;
         self.log.lock().forget_leases();
-        self.begin(&mut channel, &attached)?;
+        self.begin(channel, &attached)?;
         loop {
             let frames = match channel.receive::<FromLeader>()? {
                 FromLeader { frames: Some(frames), .. } => frames,
@@ -221,7 +223,7 @@ impl Shared {
             let position = frames.position;
             let next_frame = self.receive(frames)?;
             self.note_completion(&attached, next_frame)?;
-            confirm(&mut channel, Confirm { position, next_frame })?;
+            confirm(channel, Confirm { position, next_frame })?;
         }
     }
 

@@ -126,6 +126,7 @@ impl LogSource {
     fn prove(&self, stream: TcpStream, read: BytesMut, place: &ConnectionPlace) -> Result<Channel> {
         let mut channel = Channel::over(stream, read)?;
         self.greet(&mut channel)?;
+        channel.begin_checksums();
         place.prove()?;
         self.keep(channel.closer()?)?;
         Ok(channel)
