@@ -303,7 +303,8 @@ mod tests {
 
     #[test]
     fn flipped_bit_of_a_message_is_noticed() {
-        let leases = Some(Leases { versions: vec![9], lease_ms: 10, is_any: false });
+        let leases = Leases { versions: vec![9], left_ms: vec![10], ..Leases::default() };
+        let leases = Some(leases);
         let frames = Frames { bytes: vec![7; 9], position: 300, level: 1, leases };
         check(&FromLeader { frames: Some(frames), ..FromLeader::default() });
         let confirm = Confirm { position: 1 << 40, next_frame: 12 };
