@@ -320,26 +320,32 @@ def test_damaged_end_of_a_log_loses_nothing_acknowledged(pair: Masters):
 
 
 def test_full_pool_takes_puts_at_once_after_a_take_over(pair: Masters):
-    """The put evicts what nobody has read lately, and no object with a lease."""
-    leader, standby = by_role(pair)
+    """The put evicts what nobody has read lately, and no object with a lease.
+
+    The second time the standby has attached less than the duration of a lease before.
+    """
     names, value = [f"k{number}" for number in range(16)], bytes(MIB)
     config = mooncake.StoreConfig(segment_bytes=16 * MIB, retry_s=50)
     with mooncake.Store(pair.place, config) as store:
         assert all(store.put_many(dict.fromkeys(names, value)))
         assert all(map(store.exists, names))
-        # The standby is told of leases at once, and they last on after the block.
-        told = time.monotonic() + 1
-        while time.monotonic() < told:
-            with store.lease("k0", "k1"):
-                time.sleep(0.2)
-        leader.kill()
-        assert pair.leader() is standby
-        awaited(lambda: put_or_none(store, "new", value), pair)
-        for name in ("k0", "k1"):
-            with pytest.raises(mooncake.BusyError, match="lease"):
-                store.delete(name)
-            assert store.get(name) == value
-        assert sum(map(store.exists, names)) == len(names) - 1
+        for new in ("new", "newer"):
+            leader = pair.in_sync(2)
+            # The standby is told of leases at once, and they last on after the block.
+            told = time.monotonic() + 1
+            while time.monotonic() < told:
+                with store.lease("k0", "k1"):
+                    time.sleep(0.2)
+            leader.kill()
+            pair.leader(but=[leader])
+            awaited(lambda key=new: put_or_none(store, key, value), pair)
+            for name in ("k0", "k1"):
+                with pytest.raises(mooncake.BusyError, match="lease"):
+                    store.delete(name)
+                assert store.get(name) == value
+            leader.start()
+        held = [*names, "new", "newer"]
+        assert sum(map(store.exists, held)) == len(names)
 
 
 def put_or_none(store: mooncake.Store, key: str, value: bytes) -> bool | None:

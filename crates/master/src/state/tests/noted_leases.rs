@@ -1,5 +1,10 @@
 //! A master that takes over knows which objects have a lease, as far as it was told.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use mooncake_base::Version;
+use proptest::prelude::*;
+
 use super::{
     recovery::{described, restarted_from},
     *,
@@ -178,4 +183,109 @@ fn standby_that_attaches_is_told_of_earlier_leases() {
     assert_eq!(leased, [false, true, true, true, false]);
     pool.wait(8);
     assert_eq!(["1", "5000"].map(|key| pool.remove(key, false).is_err()), [true, false]);
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Put {
+        key: u8,
+    },
+    Lease {
+        key: u8,
+    },
+    Remove {
+        key: u8,
+    },
+    /// The leader tells its standby, and looks for earlier leases if it is to; then time passes.
+    Tell {
+        has_slice: bool,
+        milliseconds: u64,
+    },
+    /// The standby loses its connection, and attaches again.
+    Attach,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let key = || 0_u8..6;
+    prop_oneof![
+        2 => key().prop_map(|key| Step::Put { key }),
+        6 => key().prop_map(|key| Step::Lease { key }),
+        1 => key().prop_map(|key| Step::Remove { key }),
+        8 => (any::<bool>(), 0_u64..2000)
+            .prop_map(|(has_slice, milliseconds)| Step::Tell { has_slice, milliseconds }),
+        1 => Just(Step::Attach),
+    ]
+}
+
+/// The end of the lease of each object, by key and version.
+fn lease_ends(pool: &Pool) -> BTreeMap<(u8, Version), Moment> {
+    let view = |key: u8| {
+        let name = [b'a' + key];
+        let view = pool.state.view_object(pool.now, &pool.tenant, &name).ok()?;
+        Some(((key, view.version?), pool.now + view.lease_left))
+    };
+    (0..6).filter_map(view).collect()
+}
+
+proptest! {
+    /// Whatever the leader had granted when it told last holds, and little else.
+    #[test]
+    fn heir_keeps_the_leases_that_it_was_told_of(steps in prop::collection::vec(step(), 1..60)) {
+        let rules = Rules { lease_ttl: Duration::from_secs(3), ..Rules::default() };
+        let slack = Duration::from_millis(1100);
+        let mut pool = Pool::with(rules, 64);
+        pool.state.record_effects();
+        let (mut standby, mut sweep) = (Image::default(), LeaseSweep::default());
+        let mut replaced = BTreeSet::new();
+        let (mut told, mut is_attached, mut is_whole) = (BTreeMap::new(), false, false);
+        for step in steps {
+            match step {
+                Step::Put { key } => {
+                    let name = char::from(b'a' + key).to_string();
+                    if pool.exists(&name) {
+                        // A lease that passes to another value counts as a whole one.
+                        replaced.insert(key);
+                    }
+                    pool.upsert(&name, 1024).unwrap();
+                }
+                Step::Lease { key } => lease(&mut pool, &char::from(b'a' + key).to_string()),
+                Step::Remove { key } => {
+                    let _ = pool.remove(&char::from(b'a' + key).to_string(), true);
+                }
+                Step::Attach => {
+                    standby.forget_leases();
+                    (is_attached, is_whole) = (false, false);
+                }
+                Step::Tell { has_slice, milliseconds } => {
+                    let mut notes = take_notes(&mut pool);
+                    if !std::mem::replace(&mut is_attached, true) || notes.is_any {
+                        notes = LeaseNotes::any();
+                        sweep.restart();
+                    }
+                    standby.receive_leases(pool.now, &notes);
+                    if has_slice && let Some(notes) = sweep.slice(&pool.state, pool.now) {
+                        standby.receive_leases(pool.now, &notes);
+                        is_whole = true;
+                    }
+                    told = lease_ends(&pool);
+                    pool.now = pool.now + Duration::from_millis(milliseconds);
+                }
+            }
+        }
+        let present = lease_ends(&pool);
+        let heir = Image { known_leases: standby.known_leases, ..described(&pool) };
+        let mut heir = restarted_from(&pool, heir);
+        heir.state.resume(A, &spec(A, 1, 1, 64)).unwrap();
+        let kept = lease_ends(&heir);
+        for (object, end) in told {
+            if let Some(&kept) = kept.get(&object) {
+                prop_assert!(end <= pool.now || kept >= end, "{object:?}: {kept:?} {end:?}");
+            }
+        }
+        for (object, end) in present {
+            if is_whole && !replaced.contains(&object.0) {
+                prop_assert!(kept[&object] <= pool.now.max(end + slack), "{object:?}");
+            }
+        }
+    }
 }
