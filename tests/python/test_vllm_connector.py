@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -31,23 +32,28 @@ PORT = "VLLM_MOONCAKE_SIDE_CHANNEL_PORT"
 EXPIRY = "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def free_ports(count: int) -> int:
+    """Returns the first of free ports, one after the other.
 
-
-def free_port_pair() -> int:
-    """Returns the first of two free ports, one after the other."""
-    for _ in range(100):
-        port = free_port()
-        with socket.socket() as probe:
+    An engine listens seconds later, when it has imported torch. Until then a connection of another
+    test may get a port of the range from which the kernel takes them. These lie below, if any do.
+    """
+    limits = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    lowest, highest = 10_000, min(int(limits[0]), 65_536) - count
+    candidates = range(lowest, highest if lowest + 1_000 < highest else 65_536 - count)
+    for first in random.sample(candidates, 100):
+        with contextlib.ExitStack() as probes:
             try:
-                probe.bind(("127.0.0.1", port + 1))
+                for port in range(first, first + count):
+                    probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return port
-    raise AssertionError("no two free ports")
+            return first
+    raise AssertionError(f"no {count} free ports")
+
+
+def free_port() -> int:
+    return free_ports(1)
 
 
 def has_ipv6() -> bool:
@@ -631,7 +637,7 @@ def test_a_step_returns_before_its_transfers(decode):
 @pytest.fixture
 def stages() -> Iterator[list[EngineProcess]]:
     """The prefill workers of two stages on one host, which have ports one after the other."""
-    port = {PORT: str(free_port_pair()), EXPIRY: "1"}
+    port = {PORT: str(free_ports(2)), EXPIRY: "1"}
     with contextlib.ExitStack() as stack:
         started = []
         for stage in range(2):
