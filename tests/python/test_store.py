@@ -174,6 +174,14 @@ def test_stats_count_operations_by_transport(store: Store):
     assert segment.name == store.name
 
 
+def test_valid_options_are_not_shown_as_text():
+    class Replicas(int):
+        def __repr__(self) -> str:
+            raise AssertionError("it is shown")
+
+    assert PutOptions(replicas=Replicas(2)).replicas == 2
+
+
 def test_options_are_validated_at_construction():
     options = PutOptions(replicas=2, groups=["g"])
     assert options == PutOptions(replicas=2, groups=["g"])

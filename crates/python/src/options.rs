@@ -179,9 +179,13 @@ impl<'py> Given<'_, 'py> {
     /// Returns the value of an option as what it is to be.
     fn get<T: FromPyObjectOwned<'py>>(&self, name: &str, what: &str) -> PyResult<Option<T>> {
         let Some(value) = self.value(name)? else { return Ok(None) };
-        let shown = value.repr()?.to_string();
-        let text = || format!("{name} is {what}, not {shown:.60}");
-        value.extract().map(Some).map_err(|_| PyTypeError::new_err(text()))
+        value.extract().map(Some).map_err(|_| match value.repr() {
+            Ok(shown) => {
+                let shown = shown.to_string();
+                PyTypeError::new_err(format!("{name} is {what}, not {shown:.60}"))
+            }
+            Err(error) => error,
+        })
     }
 
     /// Returns the value of an option that may be None.
