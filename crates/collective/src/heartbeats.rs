@@ -44,8 +44,7 @@ impl Heartbeats {
             // Nobody is heard of later than now.
             self.heard.values_mut().for_each(|heard| *heard = now.min(*heard + pause));
         }
-        let is_silent = |heard: &Moment| now.since(*heard) > self.limit;
-        let silent = self.heard.iter().filter(|(_, heard)| is_silent(heard));
+        let silent = self.heard.iter().filter(|(_, heard)| now.since(**heard) > self.limit);
         silent.map(|(rank, _)| *rank).collect()
     }
 }

@@ -176,11 +176,9 @@ impl Drop for Numbered {
 /// Returns a number that no other buffer of this host has, greater than those of this process before.
 fn next_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    let random = || {
-        let [a, b, c, d, e, f, g, ..] = nonce();
-        u64::from_le_bytes([a, b, c, d, e, f, g, 0])
-    };
-    let _ = NEXT.compare_exchange(0, 1 + random(), Ordering::SeqCst, Ordering::SeqCst);
+    let [a, b, c, d, e, f, g, ..] = nonce();
+    let random = u64::from_le_bytes([a, b, c, d, e, f, g, 0]);
+    let _ = NEXT.compare_exchange(0, 1 + random, Ordering::SeqCst, Ordering::SeqCst);
     NEXT.fetch_add(1, Ordering::SeqCst)
 }
 

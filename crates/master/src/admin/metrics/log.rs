@@ -7,10 +7,9 @@ use crate::service::Service;
 /// Adds the metrics. Without a log, adds only its health.
 pub(super) fn add(out: &mut Exposition, service: &Service) {
     let status = service.journal_status();
-    let state = |is_it: bool| u8::from(is_it);
     let help = "1: changes are being logged. 0: a restart would forget everything.";
     let is_healthy = status.as_ref().is_some_and(|status| status.is_healthy);
-    out.gauge("mooncake_master_log_healthy", help, state(is_healthy));
+    out.gauge("mooncake_master_log_healthy", help, u8::from(is_healthy));
     let Some(s) = status else { return };
     for (name, help, value) in [
         ("failures", "Failures to write the log.", s.failures),
