@@ -65,7 +65,9 @@ pub use self::{
     disk::{Disk, LogFile},
     status::JournalStatus,
 };
-pub(crate) use followers::{FollowerId, FollowerStatus, Newcomer, NextShipment};
+pub(crate) use followers::{
+    DirectSender, FollowerId, FollowerStatus, Newcomer, NextShipment, Sent, Shipment,
+};
 pub(crate) use maintenance::{Maintenance, StateOwner};
 #[cfg(any(test, feature = "test-util"))]
 pub use simulated_disk::SimulatedDisk;

@@ -23,7 +23,7 @@ pub(super) async fn finalize(State(admin): AdminContext) -> Response {
 /// # Errors
 /// A standby could not read the log then, or the level cannot be kept.
 fn finalize_log(journal: &Journal) -> Result<()> {
-    let standbys = journal.standbys();
+    let standbys = journal.followers().status();
     if let Some(earlier) = standbys.iter().find(|standby| standby.level < RecordLevel::PRESENT) {
         let text = "a standby is of an earlier version, which could not read the log any more: install \
                     this version there first";

@@ -9,13 +9,18 @@ use std::{
 };
 
 use bytes::{Buf as _, BytesMut};
-use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock, Token};
+use mooncake_base::{
+    Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock, Token, sync::Mutex,
+};
 use mooncake_proto::{
     native_frame::{self, FRAME_BYTES_MAX, GREETING_BYTES_MAX, ServerGreeting},
     native_token,
     standby::standby_greeting,
 };
 use prost::Message;
+use socket2::SockRef;
+
+use crate::journal::Sent;
 
 /// Time after which a peer that sends nothing is given up. Each side sends something at least every
 /// [`KEEPALIVE`].
@@ -32,6 +37,9 @@ const READ_BYTES: usize = 64 * 1024;
 /// Length of the checksum behind a frame, and of the length in front of it.
 const CHECKSUM_BYTES: usize = 4;
 const LENGTH_BYTES: usize = 4;
+
+/// A buffer that grew beyond this size for a message is freed with it.
+const KEPT_BYTES_MAX: usize = 1 << 20;
 
 /// One end of a connection.
 #[derive(Debug)]
@@ -113,6 +121,15 @@ impl Channel {
         Ok(Self { stream, input, output, has_checksums: self.has_checksums, is_damaged: false })
     }
 
+    /// Returns the sending end, for several threads. This one sends nothing any more.
+    ///
+    /// # Errors
+    /// The process has no more descriptors.
+    pub(super) fn sender(&self) -> Result<Sender> {
+        let stream = self.stream.try_clone().map_err(broken)?;
+        Ok(Sender { stream, has_checksums: self.has_checksums, unsent: Mutex::default() })
+    }
+
     /// Returns a handle that ends the connection.
     ///
     /// # Errors
@@ -188,13 +205,9 @@ impl Channel {
     /// The connection broke, or the peer does not read.
     pub(super) fn send(&mut self, message: &impl Message) -> Result<()> {
         self.output.clear();
-        native_frame::encode(message, &mut self.output)?;
-        if self.has_checksums {
-            let checksum = crc32fast::hash(&self.output);
-            self.output.extend_from_slice(&checksum.to_le_bytes());
-        }
+        encode(message, self.has_checksums, &mut self.output)?;
         self.stream.write_all(&self.output).map_err(broken)?;
-        if self.output.capacity() > (1 << 20) {
+        if self.output.capacity() > KEPT_BYTES_MAX {
             self.output = BytesMut::new();
         }
         Ok(())
@@ -215,6 +228,54 @@ impl Channel {
     }
 }
 
+/// The sending end of a connection, for several threads.
+#[derive(Debug)]
+pub(super) struct Sender {
+    stream: TcpStream,
+    has_checksums: bool,
+    /// The end of the last message.
+    unsent: Mutex<BytesMut>,
+}
+
+impl Sender {
+    /// Sends a message, after what is left of an earlier one.
+    ///
+    /// # Errors
+    /// The connection broke, or the peer does not read.
+    pub(super) fn send(&self, message: &impl Message) -> Result<()> {
+        let mut unsent = self.unsent.lock();
+        encode(message, self.has_checksums, &mut unsent)?;
+        (&self.stream).write_all(&unsent).map_err(broken)?;
+        unsent.clear();
+        if unsent.capacity() > KEPT_BYTES_MAX {
+            *unsent = BytesMut::new();
+        }
+        Ok(())
+    }
+
+    /// Sends a message as far as that takes no wait: nothing while another thread sends. A broken
+    /// connection is noticed by the next [`send`](Self::send).
+    pub(super) fn try_send(&self, message: &impl Message) -> Sent {
+        let Some(mut unsent) = self.unsent.try_lock().filter(|unsent| unsent.is_empty()) else {
+            return Sent::Nothing;
+        };
+        if encode(message, self.has_checksums, &mut unsent).is_err() {
+            return Sent::Nothing;
+        }
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        match SockRef::from(&self.stream).send_with_flags(&unsent, flags).unwrap_or(0) {
+            0 => {
+                unsent.clear();
+                Sent::Nothing
+            }
+            sent => {
+                unsent.advance(sent);
+                if unsent.is_empty() { Sent::Whole } else { Sent::Partly }
+            }
+        }
+    }
+}
+
 /// Ends a connection from another thread.
 #[derive(Debug)]
 pub(super) struct Closer(TcpStream);
@@ -225,6 +286,17 @@ impl Closer {
         // Fails if the peer has already closed it.
         let _ = self.0.shutdown(Shutdown::Both);
     }
+}
+
+/// Appends a message as a frame, with a checksum behind it if messages have one.
+fn encode(message: &impl Message, has_checksums: bool, into: &mut BytesMut) -> Result<()> {
+    let start = into.len();
+    native_frame::encode(message, into)?;
+    if has_checksums {
+        let checksum = crc32fast::hash(&into[start..]);
+        into.extend_from_slice(&checksum.to_le_bytes());
+    }
+    Ok(())
 }
 
 fn connect_to(address: SocketAddr, deadline: Moment) -> io::Result<TcpStream> {
@@ -251,7 +323,7 @@ fn broken(source: io::Error) -> Error {
 mod tests {
     use std::{fmt, net::TcpListener};
 
-    use mooncake_proto::standby::{Confirm, Frames, FromLeader, FromStandby, Leases};
+    use mooncake_proto::standby::{Confirm, Frames, FromLeader, FromStandby, Leases, SnapshotPart};
 
     use super::*;
 
@@ -313,10 +385,6 @@ mod tests {
 
     #[test]
     fn messages_one_after_the_other_are_received() {
-        let message = |position| FromStandby {
-            confirm: Some(Confirm { position, next_frame: 1 }),
-            ..FromStandby::default()
-        };
         let bytes = [sent(&message(1)), sent(&message(2))].concat();
         let (mut one, other) = pair();
         one.write_all(&bytes).unwrap();
@@ -325,5 +393,46 @@ mod tests {
         assert_eq!(channel.receive::<FromStandby>().unwrap(), message(1));
         assert_eq!(channel.receive::<FromStandby>().unwrap(), message(2));
         channel.receive::<FromStandby>().unwrap_err();
+    }
+
+    fn connected() -> (Channel, Channel) {
+        let (near, far) = pair();
+        (channel(near), channel(far))
+    }
+
+    fn message(position: u64) -> FromStandby {
+        let confirm = Some(Confirm { position, next_frame: 1 });
+        FromStandby { attach: None, confirm }
+    }
+
+    #[test]
+    fn each_message_is_sent_once_whoever_sends_it() {
+        let (mut near, mut far) = connected();
+        near.send(&message(1)).unwrap();
+        let sender = near.sender().unwrap();
+        sender.send(&message(2)).unwrap();
+        assert_eq!(sender.try_send(&message(3)), Sent::Whole);
+        sender.send(&message(4)).unwrap();
+        for number in 1..=4 {
+            assert_eq!(far.receive::<FromStandby>().unwrap(), message(number));
+        }
+    }
+
+    #[test]
+    fn rest_of_a_message_is_sent_before_the_next_one() {
+        let (near, mut far) = connected();
+        let sender = near.sender().unwrap();
+        let part = |number: u8| {
+            let part = Some(SnapshotPart { bytes: vec![number; 8 << 20], is_last: false });
+            FromLeader { part, ..FromLeader::default() }
+        };
+        assert_eq!(sender.try_send(&part(1)), Sent::Partly, "more than a socket takes");
+        assert_eq!(sender.try_send(&part(2)), Sent::Nothing);
+        std::thread::scope(|scope| {
+            scope.spawn(|| sender.send(&part(3)).unwrap());
+            for number in [1, 3] {
+                assert!(far.receive::<FromLeader>().unwrap() == part(number), "{number}");
+            }
+        });
     }
 }

@@ -326,7 +326,7 @@ impl MemberThread {
     /// another leads, or a while has passed.
     fn prepare_handover(&self, journal: &Journal, handover: &Handover) -> Result<()> {
         let cluster = &*self.cluster;
-        let standbys = journal.standbys();
+        let standbys = journal.followers().status();
         let can_lead = |standby: &&FollowerStatus| {
             standby.is_required && standby.is_attached && standby.is_near
         };

@@ -3,7 +3,7 @@
 use std::{
     net::TcpStream,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
@@ -22,13 +22,16 @@ use mooncake_proto::{
 };
 
 use super::{
-    channel::{Channel, Closer, KEEPALIVE},
+    channel::{Channel, Closer, KEEPALIVE, Sender},
     counts::LogCounts,
     lease_notes,
     views::LogHistory,
 };
 use crate::{
-    journal::{FollowerId, Journal, Newcomer, NextShipment, level::RecordLevel},
+    journal::{
+        DirectSender, FollowerId, Journal, Newcomer, NextShipment, Sent, Shipment,
+        level::RecordLevel,
+    },
     service::{Service, VERSION, unproven::ConnectionPlace},
     state::LeaseNotes,
 };
@@ -38,16 +41,6 @@ const STANDBYS_MAX: usize = 16;
 
 /// Maximum number of peers that have not shown yet that they are standbys.
 const UNPROVEN_MAX: usize = 32;
-
-/// What a message carries to a standby that follows.
-#[derive(Debug)]
-struct Shipped {
-    bytes: Vec<u8>,
-    /// The position behind the frames.
-    position: u64,
-    leases: Option<LeaseNotes>,
-}
-
 /// The log of a leader, as standbys get it.
 #[derive(Debug)]
 pub(crate) struct LogSource {
@@ -219,7 +212,7 @@ impl LogSource {
         };
         let (id, position) = self.catch_up(journal, channel, attach, next_frame)?;
         let ended = self.follow(journal, channel, id, position);
-        journal.detach_standby(id);
+        journal.followers().detach(id);
         ended
     }
 
@@ -237,8 +230,9 @@ impl LogSource {
         loop {
             let missed = source.next(&standby)?;
             let position = missed.attached.map_or(0, |(_, position)| position);
-            let bytes = missed.bytes;
-            self.send_frames(journal, channel, Shipped { bytes, position, leases: None })?;
+            let shipment = Shipment { frames: missed.bytes.into(), position };
+            channel.send(&frames_message(journal, &shipment, None))?;
+            self.counts.add_sent(shipment.frames.len());
             if let Some(attached) = missed.attached {
                 source.end();
                 return Ok(attached);
@@ -246,7 +240,8 @@ impl LogSource {
         }
     }
 
-    /// Sends frames as they are written, while another thread takes the confirmations.
+    /// Sends the frames that the thread that writes them does not, while another thread takes the
+    /// confirmations.
     fn follow(
         &self,
         journal: &Journal,
@@ -256,32 +251,35 @@ impl LogSource {
     ) -> Result<()> {
         let mut incoming = channel.split()?;
         let closer = channel.closer()?;
+        let sender = Arc::new(channel.sender()?);
+        let (service, counts) = (Arc::downgrade(&self.service), Arc::clone(&self.counts));
+        let direct = Direct { service, sender: Arc::clone(&sender), counts };
+        journal.followers().send_directly(id, Arc::new(direct));
         let mut position = position;
         thread::scope(|scope| {
             let confirming = thread::Builder::new().name("mc-confirm".to_owned());
             let take = || {
                 let ended = take_confirmations(journal, &mut incoming, id);
-                journal.detach_standby(id);
+                journal.followers().detach(id);
                 ended
             };
             let confirming = confirming.spawn_scoped(scope, take).map_err(|source| {
                 Error::internal("a thread for a standby cannot be started").caused_by(source)
             })?;
             let sent = loop {
-                let mut shipped = Shipped { bytes: Vec::new(), position, leases: None };
-                match journal.next_shipment(id, KEEPALIVE) {
-                    NextShipment::Frames(shipment) => {
-                        shipped.bytes = shipment.frames.to_vec();
-                        shipped.position = shipment.position;
-                    }
-                    NextShipment::Leases(notes) => shipped.leases = Some(notes),
+                let mut shipment = Shipment { frames: Arc::default(), position };
+                let mut leases = None;
+                match journal.followers().next(id, KEEPALIVE) {
+                    NextShipment::Frames(frames) => shipment = frames,
+                    NextShipment::Leases(notes) => leases = Some(notes),
                     NextShipment::None => {}
                     NextShipment::Detached => break Ok(()),
                 }
-                position = shipped.position;
-                if let Err(error) = self.send_frames(journal, channel, shipped) {
+                position = shipment.position;
+                if let Err(error) = sender.send(&frames_message(journal, &shipment, leases)) {
                     break Err(error);
                 }
+                self.counts.add_sent(shipment.frames.len());
             };
             closer.close();
             let confirmed =
@@ -313,18 +311,25 @@ impl LogSource {
             }
         }
     }
+}
 
-    fn send_frames(
-        &self,
-        journal: &Journal,
-        channel: &mut Channel,
-        shipped: Shipped,
-    ) -> Result<()> {
-        let Shipped { bytes, position, leases } = shipped;
-        self.counts.add_sent(bytes.len());
-        let (level, leases) = (journal.level().get().0, leases.map(lease_notes::to_message));
-        let frames = Some(Frames { bytes, position, level, leases });
-        channel.send(&FromLeader { frames, ..FromLeader::default() })
+/// Sends to one standby from the thread that writes the log.
+#[derive(Debug)]
+struct Direct {
+    service: Weak<Service>,
+    sender: Arc<Sender>,
+    counts: Arc<LogCounts>,
+}
+
+impl DirectSender for Direct {
+    fn try_send(&self, shipment: &Shipment) -> Sent {
+        let Some(service) = self.service.upgrade() else { return Sent::Nothing };
+        let Some(journal) = service.shared().journal() else { return Sent::Nothing };
+        let sent = self.sender.try_send(&frames_message(journal, shipment, None));
+        if sent != Sent::Nothing {
+            self.counts.add_sent(shipment.frames.len());
+        }
+        sent
     }
 }
 
@@ -357,6 +362,17 @@ pub(super) fn answer_attach(
         end_frame: journal.end_frame(),
         snapshot,
     })
+}
+
+fn frames_message(
+    journal: &Journal,
+    shipment: &Shipment,
+    leases: Option<LeaseNotes>,
+) -> FromLeader {
+    let (bytes, position) = (shipment.frames.to_vec(), shipment.position);
+    let (level, leases) = (journal.level().get().0, leases.map(lease_notes::to_message));
+    let frames = Some(Frames { bytes, position, level, leases });
+    FromLeader { frames, ..FromLeader::default() }
 }
 
 fn take_confirmations(journal: &Journal, channel: &mut Channel, id: FollowerId) -> Result<()> {

@@ -123,7 +123,7 @@ impl Cluster {
             obstacles: obstacles(role, state, is_named),
             in_sync,
             member,
-            standbys: journal.map(Journal::standbys).unwrap_or_default(),
+            standbys: journal.map(|log| log.followers().status()).unwrap_or_default(),
             lease_ms,
             service_error: known.failure.map(|error| error.to_string()),
             service_errors: known.failures,

@@ -66,7 +66,8 @@ impl Supervision {
         if !self.not_before.has_passed(now) {
             return None;
         }
-        let Some(members) = self.rule.next_members(required, &journal.standbys(), now) else {
+        let Some(members) = self.rule.next_members(required, &journal.followers().status(), now)
+        else {
             if self.joining.take().is_some() {
                 journal.require_standbys(&others(&self.rule.own, required));
             }
@@ -108,7 +109,7 @@ impl Supervision {
             _ => Joining { members: members.clone(), end_frame: journal.end_frame() },
         };
         let end_frame = self.joining.insert(joining).end_frame;
-        let standbys = journal.standbys();
+        let standbys = journal.followers().status();
         standbys.iter().filter(|s| s.is_required).all(|standby| standby.next_frame >= end_frame)
     }
 
@@ -126,7 +127,7 @@ impl Supervision {
             let text = "a standby that must have the change does not confirm it, and the lease service \
                         does not take it out of the in-sync set; whether the change was made is not \
                         known";
-            let standbys = journal.standbys();
+            let standbys = journal.followers().status();
             let silent = standbys.iter().filter(|standby| standby.silent_since.is_some());
             let silent: Vec<_> = silent.map(|standby| standby.member.as_str()).collect();
             let stuck = Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS, text)

@@ -25,6 +25,12 @@ use crate::state::LeaseNotes;
 /// and reads the log files instead.
 const QUEUE_BYTES_MAX: usize = 64 << 20;
 
+/// Frames that are sent at a time are joined up to this size.
+const JOINED_BYTES_MAX: usize = 4 << 20;
+
+/// Frames that are sent by the thread that writes the log; it does not copy larger ones.
+const DIRECT_BYTES_MAX: usize = 64 << 10;
+
 /// Bytes of effects that a standby may lack and count as caught up.
 const NEAR_BYTES: u64 = 1 << 20;
 
@@ -50,6 +56,21 @@ pub(crate) enum NextShipment {
     None,
     /// The standby is no longer attached: it was too far behind, or another connection took its place.
     Detached,
+}
+
+/// Sends frames to a standby from the thread that writes the log, so that no other has to be woken.
+pub(crate) trait DirectSender: std::fmt::Debug + Send + Sync {
+    /// Sends frames as far as that takes no wait.
+    fn try_send(&self, shipment: &Shipment) -> Sent;
+}
+
+/// What became of frames that were to be sent without a wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sent {
+    Whole,
+    /// The rest goes before the next message, whose sender waits.
+    Partly,
+    Nothing,
 }
 
 /// A standby that connects.
@@ -89,7 +110,7 @@ pub(crate) struct FollowerStatus {
 
 /// All members but the leader.
 #[derive(Debug)]
-pub(super) struct Followers {
+pub(crate) struct Followers {
     /// Tells for how long a standby is silent.
     clock: Arc<dyn Clock>,
     table: Mutex<Table>,
@@ -116,9 +137,13 @@ struct Follower {
     address: String,
     level: RecordLevel,
     attachment: Option<FollowerId>,
+    /// Sends what need not wait for other frames.
+    direct: Option<Arc<dyn DirectSender>>,
     queue: VecDeque<Shipment>,
     queued_bytes: usize,
     leases: PendingLeases,
+    /// Frames that were in the queue are being sent.
+    is_sending: bool,
     confirmed: u64,
     /// The position up to which it gets the log from the files.
     attached_at: u64,
@@ -167,16 +192,22 @@ impl Followers {
         follower.level = standby.level;
         standby.address.clone_into(&mut follower.address);
         follower.attached_at = position;
-        follower.queue.clear();
-        follower.queued_bytes = 0;
-        follower.leases = PendingLeases::default();
+        follower.clear();
         follower.silent_since = Some(now);
         self.publish(table);
         id
     }
 
+    /// Sends frames to a standby directly from here on, where it need not wait. Called once all frames
+    /// before it attached have been sent.
+    pub(crate) fn send_directly(&self, id: FollowerId, sender: Arc<dyn DirectSender>) {
+        if let Some(follower) = self.table.lock().attached(id) {
+            follower.direct = Some(sender);
+        }
+    }
+
     /// Ends a connection. A member for which changes wait stays required.
-    pub(super) fn detach(&self, id: FollowerId) {
+    pub(crate) fn detach(&self, id: FollowerId) {
         let table = &mut *self.table.lock();
         if let Some(follower) = table.attached(id) {
             follower.leave(self.clock.now());
@@ -210,8 +241,8 @@ impl Followers {
         self.publish(table);
     }
 
-    /// Queues frames for all standbys, and the position behind them. Frames may be empty: a position
-    /// that is not new without frames is not sent.
+    /// Sends or queues frames for all standbys, and the position behind them. Frames may be empty: a
+    /// position that is not new without frames is not sent.
     pub(super) fn ship(&self, frames: &[u8], position: u64) {
         if self.attached.load(Ordering::Acquire) == 0 {
             return;
@@ -223,10 +254,13 @@ impl Followers {
         table.shipped = position;
         let shipment = Shipment { frames: frames.into(), position };
         let now = self.clock.now();
+        let mut is_any_queued = false;
         for follower in &mut table.followers {
-            follower.push(&shipment, now);
+            is_any_queued |= follower.ship(&shipment, now);
         }
-        self.publish(table);
+        if is_any_queued {
+            self.publish(table);
+        }
     }
 
     /// Returns whether any standby is attached.
@@ -250,17 +284,24 @@ impl Followers {
         lacks_any
     }
 
-    /// Waits for frames or notes for a standby, for at most `time`. Joins those that wait already, up to so many
-    /// bytes.
-    pub(super) fn next(&self, id: FollowerId, time: Duration, bytes_max: usize) -> NextShipment {
+    /// Waits for notes, and for frames that are not sent directly, for at most `time`. Those returned
+    /// before have been sent.
+    pub(crate) fn next(&self, id: FollowerId, time: Duration) -> NextShipment {
+        self.next_up_to(id, time, JOINED_BYTES_MAX)
+    }
+
+    /// Joins frames that wait already, up to so many bytes.
+    fn next_up_to(&self, id: FollowerId, time: Duration, bytes_max: usize) -> NextShipment {
         let end = SystemClock.now() + time;
         let mut table = self.table.lock();
         loop {
             let Some(follower) = table.attached(id) else { return NextShipment::Detached };
+            follower.is_sending = false;
             if !follower.leases.notes.is_empty() {
                 return NextShipment::Leases(follower.leases.notes.take_part());
             }
             if let Some(shipment) = follower.take(bytes_max) {
+                follower.is_sending = true;
                 return NextShipment::Frames(shipment);
             }
             let left = end.left(SystemClock.now());
@@ -283,7 +324,7 @@ impl Followers {
     }
 
     /// Returns what is known of each member.
-    pub(super) fn status(&self) -> Vec<FollowerStatus> {
+    pub(crate) fn status(&self) -> Vec<FollowerStatus> {
         let table = self.table.lock();
         let status = |follower: &Follower| {
             let lag_bytes = table.shipped.saturating_sub(follower.confirmed);
@@ -333,9 +374,11 @@ impl Table {
                 address: String::new(),
                 level: RecordLevel::PRESENT,
                 attachment: None,
+                direct: None,
                 queue: VecDeque::new(),
                 queued_bytes: 0,
                 leases: PendingLeases::default(),
+                is_sending: false,
                 confirmed: 0,
                 attached_at: 0,
                 next_frame: 0,
@@ -350,17 +393,40 @@ impl Table {
 }
 
 impl Follower {
-    /// Queues frames, or ends the connection of a standby that is too far behind.
-    fn push(&mut self, shipment: &Shipment, now: Moment) {
+    /// Sends frames at once or queues them; ends the connection of a standby that is too far behind.
+    /// Returns whether anything is left to do for the thread of the connection.
+    fn ship(&mut self, shipment: &Shipment, now: Moment) -> bool {
         if self.attachment.is_none() {
-            return;
+            return false;
         }
-        self.queued_bytes += shipment.frames.len();
-        if self.queued_bytes > QUEUE_BYTES_MAX {
-            return self.leave(now);
-        }
-        self.queue.push_back(shipment.clone());
         self.silent_since.get_or_insert(now);
+        match self.send(shipment) {
+            Sent::Whole => return false,
+            // Makes the thread of the connection send the rest.
+            Sent::Partly => {
+                let rest = Shipment { frames: Arc::default(), position: shipment.position };
+                self.queue.push_back(rest);
+            }
+            Sent::Nothing if self.queued_bytes + shipment.frames.len() > QUEUE_BYTES_MAX => {
+                self.leave(now);
+            }
+            Sent::Nothing => {
+                self.queued_bytes += shipment.frames.len();
+                self.queue.push_back(shipment.clone());
+            }
+        }
+        true
+    }
+
+    /// Sends frames if no earlier ones are left, and if that takes no wait.
+    fn send(&self, shipment: &Shipment) -> Sent {
+        let is_first = self.queue.is_empty() && !self.is_sending;
+        match &self.direct {
+            Some(direct) if is_first && shipment.frames.len() <= DIRECT_BYTES_MAX => {
+                direct.try_send(shipment)
+            }
+            _ => Sent::Nothing,
+        }
     }
 
     fn take(&mut self, bytes_max: usize) -> Option<Shipment> {
@@ -383,10 +449,16 @@ impl Follower {
 
     fn leave(&mut self, now: Moment) {
         self.attachment = None;
+        self.clear();
+        self.silent_since.get_or_insert(now);
+    }
+
+    fn clear(&mut self) {
+        self.direct = None;
         self.queue.clear();
         self.queued_bytes = 0;
         self.leases = PendingLeases::default();
-        self.silent_since.get_or_insert(now);
+        self.is_sending = false;
     }
 }
 
@@ -457,7 +529,7 @@ mod tests {
         followers.require(&members(&[]));
         followers.detach(again);
         assert_eq!((followers.confirmed(), followers.status()), (u64::MAX, Vec::new()));
-        assert_eq!(followers.next(again, Duration::ZERO, 100), NextShipment::Detached);
+        assert_eq!(followers.next_up_to(again, Duration::ZERO, 100), NextShipment::Detached);
     }
 
     #[test]
@@ -492,9 +564,56 @@ mod tests {
         for position in 1..=3 {
             followers.ship(b"frame", position);
         }
-        assert_eq!(followers.next(id, Duration::ZERO, 10), shipment(b"frameframe", 2));
-        assert_eq!(followers.next(id, Duration::ZERO, 10), shipment(b"frame", 3));
-        assert_eq!(followers.next(id, Duration::ZERO, 10), NextShipment::None);
+        assert_eq!(followers.next_up_to(id, Duration::ZERO, 10), shipment(b"frameframe", 2));
+        assert_eq!(followers.next_up_to(id, Duration::ZERO, 10), shipment(b"frame", 3));
+        assert_eq!(followers.next_up_to(id, Duration::ZERO, 10), NextShipment::None);
+    }
+
+    /// A socket whose buffer has space for so many bytes.
+    #[derive(Debug)]
+    struct Socket {
+        space: AtomicUsize,
+        sent: Mutex<Vec<u64>>,
+    }
+
+    impl DirectSender for Socket {
+        fn try_send(&self, shipment: &Shipment) -> Sent {
+            let (space, bytes) = (self.space.load(Ordering::Relaxed), shipment.frames.len());
+            if space == 0 {
+                return Sent::Nothing;
+            }
+            self.space.store(space.saturating_sub(bytes), Ordering::Relaxed);
+            self.sent.lock().push(shipment.position);
+            if bytes <= space { Sent::Whole } else { Sent::Partly }
+        }
+    }
+
+    #[test]
+    fn frames_are_sent_in_order_by_whichever_thread() {
+        let followers = Followers::default();
+        let id = attach(&followers, "a");
+        let socket = Arc::new(Socket { space: AtomicUsize::new(8), sent: Mutex::default() });
+        let set_space = |bytes| socket.space.store(bytes, Ordering::Relaxed);
+        let next = || followers.next_up_to(id, Duration::ZERO, 100);
+        followers.send_directly(id, Arc::<Socket>::clone(&socket));
+        followers.ship(b"frame", 1);
+        assert_eq!(next(), NextShipment::None, "it was sent");
+        followers.ship(b"frame", 2);
+        assert_eq!(next(), shipment(b"", 2), "the thread of the connection sends the rest");
+        set_space(100);
+        followers.ship(b"frame", 3);
+        assert_eq!(*socket.sent.lock(), [1, 2], "the rest is still being sent");
+        assert_eq!(next(), shipment(b"frame", 3));
+        assert_eq!(next(), NextShipment::None);
+        set_space(0);
+        followers.ship(b"frame", 4);
+        set_space(100);
+        followers.ship(b"frame", 5);
+        assert_eq!(next(), shipment(b"frameframe", 5), "an earlier one was queued");
+        assert_eq!(next(), NextShipment::None);
+        followers.ship(&[0; DIRECT_BYTES_MAX + 1], 6);
+        assert!(matches!(next(), NextShipment::Frames(_)), "too large to be copied");
+        assert_eq!(*socket.sent.lock(), [1, 2]);
     }
 
     #[test]
@@ -506,7 +625,7 @@ mod tests {
         let last = LeaseNotes { is_whole: true, ..LeaseNotes::default() };
         let followers = Followers::default();
         let id = attach(&followers, "a");
-        let next = |id| followers.next(id, Duration::ZERO, 10);
+        let next = |id| followers.next(id, Duration::ZERO);
         assert!(followers.tell_leases(&notes(&[1])), "earlier ones are not known");
         assert_eq!(next(id), NextShipment::Leases(LeaseNotes::any()));
         assert!(!followers.tell_leases(&notes(&[])));
@@ -530,6 +649,6 @@ mod tests {
         let followers = Followers::default();
         let id = attach(&followers, "a");
         followers.ship(&vec![0; QUEUE_BYTES_MAX + 1], 6);
-        assert_eq!(followers.next(id, Duration::ZERO, 100), NextShipment::Detached);
+        assert_eq!(followers.next_up_to(id, Duration::ZERO, 100), NextShipment::Detached);
     }
 }

@@ -1,14 +1,14 @@
 //! The log for its standbys: frames from the files up to the present, then each frame as it is
 //! written.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc};
 
 use mooncake_base::{Clock, Error, ErrorCode, Result};
 
 use super::{
     Directory, Journal, RecoveredJournal,
     directory::file_name,
-    followers::{FollowerId, FollowerStatus, Newcomer, NextShipment},
+    followers::{FollowerId, Followers, Newcomer},
     frame::Kind,
     recovery::FrameSource,
 };
@@ -46,7 +46,7 @@ pub(crate) struct SnapshotFiles<'a> {
 pub(crate) struct MissedFrames {
     pub(crate) bytes: Vec<u8>,
     /// The connection of the standby and the position behind the frames, if these are the last ones
-    /// before those of [`Journal::next_shipment`].
+    /// before those of [`Followers::next`].
     pub(crate) attached: Option<(FollowerId, u64)>,
 }
 
@@ -77,14 +77,9 @@ impl Journal {
         }
     }
 
-    /// Ends the connection of a standby.
-    pub(crate) fn detach_standby(&self, id: FollowerId) {
-        self.followers.detach(id);
-    }
-
-    /// Waits for frames for a standby, for at most `time`.
-    pub(crate) fn next_shipment(&self, id: FollowerId, time: Duration) -> NextShipment {
-        self.followers.next(id, time, PART_BYTES)
+    /// Returns the standbys that follow the log.
+    pub(crate) fn followers(&self) -> &Followers {
+        &self.followers
     }
 
     /// Records that a standby has everything up to a position, and all frames below a number.
@@ -98,11 +93,6 @@ impl Journal {
     pub(crate) fn require_standbys(&self, members: &BTreeSet<String>) {
         self.followers.require(members);
         self.wake_waiters();
-    }
-
-    /// Returns what is known of the standbys.
-    pub(crate) fn standbys(&self) -> Vec<FollowerStatus> {
-        self.followers.status()
     }
 }
 
@@ -192,7 +182,7 @@ impl CatchUp<'_> {
 impl Drop for CatchUp<'_> {
     fn drop(&mut self) {
         if let Some(attached) = self.attached {
-            self.journal.detach_standby(attached.id);
+            self.journal.followers.detach(attached.id);
         }
     }
 }

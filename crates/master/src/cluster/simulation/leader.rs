@@ -145,7 +145,8 @@ impl Leader {
 
     /// Returns the set with an attached standby that is not in it; for a planted bug.
     fn with_newcomer(&self, required: &BTreeSet<MemberId>) -> Option<BTreeSet<MemberId>> {
-        let standbys = self.journal().standbys().into_iter().filter(|standby| standby.is_attached);
+        let standbys =
+            self.journal().followers().status().into_iter().filter(|standby| standby.is_attached);
         let ids = standbys.filter_map(|standby| MemberId::new(&standby.member).ok());
         let newcomer = { ids }.find(|id| !required.contains(id))?;
         Some(required.iter().cloned().chain([newcomer]).collect())
@@ -327,7 +328,7 @@ impl Simulation {
             }
             let Stage::Following(id) = shipping.stage else { continue };
             loop {
-                let (bytes, position) = match journal.next_shipment(id, Duration::ZERO) {
+                let (bytes, position) = match journal.followers().next(id, Duration::ZERO) {
                     NextShipment::Frames(sent) => (sent.frames.to_vec(), sent.position),
                     NextShipment::Leases(notes) => {
                         shipping.leases.join(&notes);
@@ -354,7 +355,7 @@ impl Simulation {
             if let Some(Shipping { stage: Stage::Following(id), .. }) =
                 leader.standbys.remove(&connection)
             {
-                leader.journal().detach_standby(id);
+                leader.journal().followers().detach(id);
             }
         }
         self.flush();

@@ -73,7 +73,7 @@ fn standby_catches_up_follows_and_takes_over() {
             answered.send(()).unwrap();
         });
         while let NextShipment::Frames(shipment) =
-            journal.next_shipment(id, Duration::from_secs(10))
+            journal.followers().next(id, Duration::from_secs(10))
         {
             assert!(answers.try_recv().is_err(), "the put was answered before the standby had it");
             assert!(!journal.is_durable(shipment.position));
@@ -112,7 +112,7 @@ fn leases_that_a_leader_tells_of_hold_after_a_take_over() {
     let mut tell = |seconds| {
         let lease = Duration::from_secs(10);
         tell_leases(journal, &leader.state.lock().log_mut().take_lease_notes(lease));
-        let NextShipment::Leases(notes) = journal.next_shipment(id, Duration::ZERO) else {
+        let NextShipment::Leases(notes) = journal.followers().next(id, Duration::ZERO) else {
             panic!("no notes")
         };
         standby.receive_leases(at(seconds), &notes);
@@ -281,7 +281,7 @@ fn position_is_confirmed_across_change_of_files() {
     journal.require_standbys(&required(&["s"]));
     journal.wait_written(end);
     assert!(!journal.is_durable(end));
-    while let NextShipment::Frames(shipment) = journal.next_shipment(id, Duration::ZERO) {
+    while let NextShipment::Frames(shipment) = journal.followers().next(id, Duration::ZERO) {
         journal.confirm_standby(id, shipment.position, 1);
     }
     assert!(journal.is_durable(end));
