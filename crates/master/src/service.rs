@@ -165,7 +165,10 @@ impl Service {
         if let Some(error) = self.shared.fatal().refusal() {
             return (durability::refusal(&error), 0);
         }
-        let waits = request.call.as_ref().is_some_and(durability::waits_for_log);
+        let starts_unlogged =
+            self.shared.journal().is_some_and(|log| log.answerable_position().is_some());
+        let waits = |call| durability::waits_for_log(call, starts_unlogged);
+        let waits = request.call.as_ref().is_some_and(waits);
         let execute = |request| {
             let executed = durability::with_log_position(|| Ok(self.execute(request, origin)));
             let (response, position) = executed;

@@ -70,6 +70,18 @@ impl Journal {
             && (self.sync != LogSync::Always || self.synced_position() >= position)
     }
 
+    /// Returns the position up to which answers need not wait; `None` if they wait only until the log is
+    /// written, which takes little time.
+    pub(crate) fn answerable_position(&self) -> Option<u64> {
+        let confirmed = self.followers.confirmed();
+        let synced = match self.sync {
+            LogSync::Always => self.disk_position(),
+            LogSync::Interval(_) | LogSync::Never => NOTHING_WAITS,
+        };
+        let position = confirmed.min(synced);
+        (position != NOTHING_WAITS).then(|| position.min(self.written.load(Ordering::Acquire)))
+    }
+
     /// Returns the position up to which all effects survive a restart of the master, and a crash of
     /// the machine if the log is used after one.
     pub fn durable_position(&self) -> u64 {

@@ -205,8 +205,9 @@ pub(super) fn with_log_position<R>(call: impl FnOnce() -> Result<R>) -> (Result<
 
 /// Returns whether the answer to a call waits until everything that it rests on is in the log: own
 /// changes, and those of others that it has seen. An answer that says less must not be taken for a
-/// promise; see `docs/decisions/0024-answers-wait-for-the-log.md`.
-pub(super) fn waits_for_log(call: &Call) -> bool {
+/// promise; see `docs/decisions/0024-answers-wait-for-the-log.md`. `starts_unlogged`: puts may start before
+/// the log has them.
+pub(super) fn waits_for_log(call: &Call, starts_unlogged: bool) -> bool {
     match call {
         // Nothing is promised: what a read shows may be taken back by a restart.
         Call::Locate(_)
@@ -216,10 +217,11 @@ pub(super) fn waits_for_log(call: &Call) -> bool {
         | Call::ListObjects(_)
         | Call::QueryQuotas(_)
         | Call::Status(_)
-        // A window protects memory in this process; a restart begins a new one for each put.
-        | Call::PutRenew(_)
         // A client must not expire while the disk hangs.
         | Call::Heartbeat(_) => false,
+        // A window protects memory in this process, and a restart begins a new one for each put that is in
+        // the log.
+        Call::PutRenew(_) => starts_unlogged,
         // A node is shut down after its drain has ended.
         Call::ListSegments(_) | Call::QueryTasks(_) | Call::QueryDrainJobs(_) => true,
         // Memory is handed out.

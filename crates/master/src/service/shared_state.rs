@@ -96,6 +96,7 @@ impl SharedState {
         if let Some(journal) = journal {
             state.confirm_synced(journal.synced_position());
             state.confirm_durable(journal.durable_position());
+            state.puts().set_answerable(journal.answerable_position());
         }
         let signals = (&self.offload_signal, &self.disk_progress);
         StateGuard::new(state, events, journal, &self.fatal, signals)

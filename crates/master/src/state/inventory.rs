@@ -21,6 +21,7 @@ pub(in crate::state) mod moves;
 pub(in crate::state) mod new_copies;
 pub(in crate::state) mod offloads;
 pub(in crate::state) mod pins;
+pub(in crate::state) mod prepared;
 pub(in crate::state) mod promotion_candidates;
 pub(in crate::state) mod promotions;
 pub(in crate::state) mod puts;

@@ -6,6 +6,7 @@ pub(in crate::state) mod capture;
 pub(in crate::state) mod disks;
 pub(in crate::state) mod host;
 pub(in crate::state) mod placement;
+pub(in crate::state) mod prepared;
 pub(in crate::state) mod quarantine;
 pub(in crate::state) mod request;
 pub(in crate::state) mod reserved;
@@ -15,14 +16,14 @@ pub(in crate::state) mod unsynced;
 use crate::state::{
     ids::SegmentSlot,
     pool::{
-        capture::Capture, disks::Disks, placement::AllocationPolicy, quarantine::Quarantine,
-        segment::Segments, unsynced::Unsynced,
+        capture::Capture, disks::Disks, placement::AllocationPolicy, prepared::Preparation,
+        quarantine::Quarantine, segment::Segments, unsynced::Unsynced,
     },
 };
 
 /// Segments and their memory. Each block of a segment is free, or belongs to one of these: an object,
-/// an unfinished put, an attempt of a task, a search for memory, the quarantine, or the blocks that
-/// wait for the log.
+/// an unfinished put, an attempt of a task, a search for memory, the quarantine, the blocks that wait
+/// for the log, or those that are prepared for puts.
 #[derive(Debug)]
 pub(in crate::state) struct Pool {
     pub(in crate::state) segments: Segments,
@@ -32,6 +33,7 @@ pub(in crate::state) struct Pool {
     pub(in crate::state) candidates: Vec<SegmentSlot>,
     pub(in crate::state) quarantine: Quarantine,
     pub(in crate::state) unsynced: Unsynced,
+    pub(in crate::state) preparation: Preparation,
     /// Set while a window is evicted.
     pub(in crate::state) capture: Option<Capture>,
 }
@@ -45,6 +47,7 @@ impl Pool {
             candidates: Vec::new(),
             quarantine: Quarantine::default(),
             unsynced: Unsynced::default(),
+            preparation: Preparation::default(),
             capture: None,
         }
     }

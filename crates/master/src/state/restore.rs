@@ -79,8 +79,8 @@ fn restore_image(
             report.conflicts += 1;
         }
     }
-    for range in image.quarantined {
-        restoration.restore_quarantined(&mut state.inventory, &range);
+    for (place, range) in image.quarantined {
+        restoration.restore_quarantined(&mut state.inventory, place, range);
     }
     let records = state.tasks().restore_records(now, image.tasks, image.next_ordinal);
     Restored {

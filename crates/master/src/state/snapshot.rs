@@ -106,6 +106,9 @@ fn append_quarantine(state: &State, now: Moment, into: &mut Vec<u8>) {
     for (until, slot, block) in state.inventory.pool().quarantined() {
         append(slot, block, until.left(now));
     }
+    for (slot, block) in state.inventory.pool().prepared() {
+        append(slot, block, state.inventory.rules().late_end());
+    }
     // The target of a task or a promotion becomes a replica only when that ends.
     for replica in state.tasks.placed().chain(state.inventory.promotions().placed()) {
         append(replica.segment, replica.block, state.inventory.rules().late_end());

@@ -10,6 +10,7 @@ mod model;
 mod moves;
 mod noted_leases;
 mod pool;
+mod prepared;
 mod promotions;
 mod puts;
 mod reads;

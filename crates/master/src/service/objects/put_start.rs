@@ -47,6 +47,8 @@ struct PutStartCall {
     reply: PutStartReply,
     write_window_ms: u64,
     failed: FailedItems,
+    /// All puts so far start in memory that rests after a restart by what the log says already.
+    is_prepared: bool,
     deadline: Moment,
 }
 
@@ -61,8 +63,9 @@ impl ObjectService {
         Ok(self.end_put_start(call))
     }
 
-    /// Starts puts; waits for memory on a thread of its own. Returns the log position behind the
-    /// effects, too.
+    /// Starts puts; waits for memory on a thread of its own. Returns the log position that the answer
+    /// waits for, too: none if it promises nothing but memory that rests after a restart anyway. A
+    /// refusal may promise what another call did.
     pub(in crate::service) async fn put_start_in_parts(
         self: &Arc<Self>,
         r: v1::PutStartRequest,
@@ -73,7 +76,10 @@ impl ObjectService {
             Ok((call, is_done))
         });
         let mut call = match begun {
-            Ok((call, true)) => return (Ok(self.end_put_start(call)), position),
+            Ok((call, true)) => {
+                let position = if call.is_prepared { 0 } else { position };
+                return (Ok(self.end_put_start(call)), position);
+            }
             Ok((call, false)) => call,
             Err(error) => return (Err(error), position),
         };
@@ -113,6 +119,7 @@ impl ObjectService {
             reply: PutStartReply::with_capacity(items),
             write_window_ms: 0,
             failed: FailedItems::default(),
+            is_prepared: true,
             deadline: SystemClock.now() + WAIT_MAX,
             request,
         })
@@ -228,6 +235,7 @@ impl ObjectService {
                 Err(error) => Err(error),
             };
             state.puts().cancel_put(std::mem::take(&mut call.progress));
+            call.is_prepared &= started.as_ref().is_ok_and(|started| started.is_prepared);
             let started = started.map_err(|error| {
                 call.failed.add(error.code());
                 let (caller, tenant) = (&call.caller, &call.tenant);

@@ -20,7 +20,7 @@ use crate::state::{
     },
     catalog::object::{NO_WRITE, REPLICAS_MAX},
     ids::{KeyHash, ObjectSlot, TenantIndex},
-    inventory::{Inventory, errors::other_version, puts, quota::QuotaVerdict, segments},
+    inventory::{Inventory, errors::other_version, prepared, puts, quota::QuotaVerdict, segments},
     lease::Timestamp,
     options::{PutOptions, RequestedPin, SoftPin, Terms, check_ttl},
     pool::{
@@ -28,6 +28,7 @@ use crate::state::{
         request::{AllocRequest, SegmentFilter},
         segment::SegmentSet,
     },
+    replica::Replicas,
 };
 
 /// Maximum unfinished puts of one key (upserts by several clients).
@@ -123,6 +124,9 @@ pub struct Started {
     pub version: Version,
     /// Where to write, one place per replica, at least one.
     pub places: SmallVec<[Place; 1]>,
+    /// The log says already that this memory rests after a restart: the answer need not wait for the
+    /// record of the put.
+    pub is_prepared: bool,
 }
 
 /// A put that started and has neither ended nor been revoked.
@@ -300,11 +304,15 @@ impl PutCalls<'_> {
         // and a holder comes back, it is readable again.
         let is_replacing =
             put.is_replacing || existing.is_some_and(|slot| self.inventory.is_unreachable(slot));
+        let is_first_step = progress.search.is_none();
+        let prepared_before = self.inventory.pool().prepared_taken();
         let allocated = self.allocate_put(now, put_owner, put, existing, progress);
         let replicas = match allocated.map_err(|error| error.with("key", put.key))? {
             Allocation::Ready(replicas) => replicas,
             Allocation::Pending(pending) => return Ok(PutStep::Pending(pending)),
         };
+        let taken = self.inventory.pool().prepared_taken() - prepared_before;
+        let is_prepared = is_first_step && taken == replicas.len() as u64;
         // The object may have been evicted with a large group, whose members leave one by one.
         let existing = existing.filter(|&slot| self.inventory.objects().get(slot).is_some());
         let slot = match existing {
@@ -315,23 +323,16 @@ impl PutCalls<'_> {
                 }
                 slot
             }
-            None => match puts::insert_object(self.inventory, hash, tenant, put.key) {
-                Ok(slot) => slot,
-                Err(error) => {
-                    // No client knows of these blocks yet.
-                    replicas
-                        .iter()
-                        .for_each(|&copy| self.inventory.release(now, copy, Timestamp::default()));
-                    return Err(error);
-                }
-            },
+            None => self.insert_object(now, put_owner, hash, put, &replicas)?,
         };
         let until = now + self.inventory.rules().late_end();
         let version = puts::begin(self.inventory, slot, tenant, put.length, &replicas, until);
         let started = Started {
             version: Version(version),
             places: self.inventory.pool().places(version, put.length, replicas.iter()),
+            is_prepared,
         };
+        prepared::prepare_more(self.inventory, &replicas, put.length);
         let number = self.writes.insert(Write {
             object: Some(slot),
             hash,
@@ -353,6 +354,30 @@ impl PutCalls<'_> {
         puts::set_newest(self.inventory, slot, number);
         self.log_put_started(number);
         Ok(PutStep::Started(started))
+    }
+
+    /// Adds the object of a put. Frees the replicas if that fails.
+    fn insert_object(
+        &mut self,
+        now: Moment,
+        put_owner: &PutOwner,
+        hash: KeyHash,
+        put: &Put<'_>,
+        replicas: &Replicas,
+    ) -> Result<ObjectSlot> {
+        let inserted = puts::insert_object(self.inventory, hash, put_owner.tenant, put.key);
+        inserted.inspect_err(|_| {
+            // No client knows of these blocks yet.
+            for &copy in replicas.iter() {
+                self.inventory.release(now, copy, Timestamp::default());
+            }
+        })
+    }
+
+    /// Tells the state up to which position of the log answers need not wait. It prepares memory for
+    /// puts from then on, so that their starts need not wait either; `None`: waits take little time.
+    pub fn set_answerable(&mut self, position: Option<u64>) {
+        prepared::set_answerable(self.inventory, position);
     }
 
     /// Allocates the replicas of a put, if the quota of its tenant allows them.
@@ -566,6 +591,7 @@ impl PutCalls<'_> {
                 write.length,
                 write.replicas.iter(),
             ),
+            is_prepared: false,
         })
     }
 

@@ -6,7 +6,7 @@ use rustc_hash::FxHashSet;
 
 use crate::state::{
     ids::{BlockId, ObjectSlot, SegmentSlot},
-    inventory::Inventory,
+    inventory::{Inventory, prepared},
     pool::{allocator::Marks, capture::Capture, request::AllocRequest},
     replica::Replicas,
 };
@@ -34,7 +34,11 @@ pub(in crate::state) fn allocate(
     copies: usize,
     replicas: &mut Replicas,
 ) -> usize {
-    inventory.pool.try_allocate(request, copies, replicas)
+    let tried = inventory.pool.try_allocate(request, copies, replicas);
+    if replicas.len() == copies || !prepared::release_all(inventory) {
+        return tried;
+    }
+    tried + inventory.pool.try_allocate(request, copies, replicas)
 }
 
 /// Lists the segments to look at first for a request, in order.

@@ -343,14 +343,16 @@ impl Restoration {
     pub(in crate::state) fn restore_quarantined(
         &self,
         inventory: &mut Inventory,
-        range: &QuarantinedRange,
+        (number, offset): (SegmentNumber, u64),
+        QuarantinedRange { length, time }: QuarantinedRange,
     ) {
-        let Some(&slot) = self.slots.get(&range.number) else { return };
+        let Some(&slot) = self.slots.get(&number) else { return };
         // An object that has this memory now was put there after the quarantine.
-        let at = |allocator: &mut Allocator| allocator.allocate_at(range.offset, range.length);
+        let at = |allocator: &mut Allocator| allocator.allocate_at(offset, length);
         if let Some(block) = inventory.pool.segments.with_allocator(slot, at) {
-            let until = (self.now + range.time).into();
-            inventory.pool.quarantine_block(until, 0, (slot, block), 0);
+            let until = self.now + time;
+            inventory.pool.segments.at_mut(slot).extend_busy(until);
+            inventory.pool.quarantine_block(until.into(), 0, (slot, block), 0);
         }
     }
 }

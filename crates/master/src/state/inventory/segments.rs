@@ -6,7 +6,7 @@ use mooncake_base::{ClientId, Incarnation, Moment, SegmentId};
 
 use crate::state::{
     ids::{SegmentSlot, TenantIndex},
-    inventory::Inventory,
+    inventory::{Inventory, prepared},
     ledger::effect::Effect,
     pool::segment::{Segment, SegmentSpec, SegmentStatus},
     timer::Timer,
@@ -112,11 +112,13 @@ pub(in crate::state) fn set_status(
     let (number, status, grace) = (segment.number, status.code(), Duration::ZERO);
     log.effects.record(|| Effect::SegmentStatus { number, status, grace });
     pool.segments.refresh(slot);
+    prepared::release_segment(inventory, slot);
 }
 
 /// Drops segments and every replica in them. Quarantined memory and memory that waits for the log are
 /// looked through once for all of them.
 pub(in crate::state) fn drop_all(inventory: &mut Inventory, slots: &[SegmentSlot]) -> LeftSegments {
+    slots.iter().for_each(|&slot| prepared::release_segment(inventory, slot));
     let Inventory { pool, log, recovery, sweeps, .. } = inventory;
     let (mut left, mut was_waiting) = (LeftSegments::default(), false);
     for &slot in slots {

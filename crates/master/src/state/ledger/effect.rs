@@ -130,7 +130,8 @@ pub enum Effect<'a> {
         /// Text stored beside it.
         tags: Tags,
     },
-    /// Freed memory was quarantined because a late write may reach it.
+    /// Memory rests after a restart, since a late write may reach it: it was freed, or puts may start in
+    /// it before the log has them. A put that is logged in it ends this.
     Quarantined {
         /// Number of the segment.
         number: SegmentNumber,
@@ -138,7 +139,7 @@ pub enum Effect<'a> {
         offset: u64,
         /// Length in bytes.
         length: u64,
-        /// Length of the quarantine from now on.
+        /// Length of the quarantine from now on; zero: it need not rest.
         time: Duration,
     },
     /// No active fence and no active lease is longer than this, until the next such effect.

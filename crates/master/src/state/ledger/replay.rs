@@ -36,7 +36,8 @@ pub struct Image {
     pub(in crate::state) disks: BTreeMap<SegmentNumber, LoggedDisk>,
     pub(in crate::state) objects: LoggedObjects,
     pub(in crate::state) writes: FxHashMap<u64, LoggedWrite>,
-    pub(in crate::state) quarantined: Vec<QuarantinedRange>,
+    /// By where they begin.
+    pub(in crate::state) quarantined: FxHashMap<(SegmentNumber, u64), QuarantinedRange>,
     pub(in crate::state) fence: Duration,
     pub(in crate::state) lease: Duration,
     pub(in crate::state) next_version: u64,
@@ -100,11 +101,9 @@ pub(in crate::state) struct LoggedWrite {
     pub(in crate::state) value: LiveObject,
 }
 
-/// Freed memory that a late write may reach.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Memory that a late write may reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::state) struct QuarantinedRange {
-    pub(in crate::state) number: SegmentNumber,
-    pub(in crate::state) offset: u64,
     pub(in crate::state) length: u64,
     pub(in crate::state) time: Duration,
 }
@@ -172,7 +171,7 @@ impl Image {
             Effect::SegmentDropped { number } => {
                 self.segments.remove(&number);
                 self.disks.remove(&number);
-                self.quarantined.retain(|range| range.number != number);
+                self.quarantined.retain(|(segment, _), _| *segment != number);
             }
             Effect::Started { version, client, mut value, is_replacing, request, terms } => {
                 self.apply_started(version, client, &mut value, (is_replacing, request, terms));
@@ -206,7 +205,7 @@ impl Image {
                 }
             }
             Effect::Quarantined { number, offset, length, time } => {
-                self.quarantined.push(QuarantinedRange { number, offset, length, time });
+                self.apply_quarantined((number, offset), QuarantinedRange { length, time });
             }
             Effect::MaxGranted { fence, lease } => {
                 (self.fence, self.lease) = (fence, lease);
@@ -222,6 +221,14 @@ impl Image {
             Effect::Quota { tenant, bytes: None } => {
                 self.quotas.remove(tenant);
             }
+        }
+    }
+
+    fn apply_quarantined(&mut self, place: (SegmentNumber, u64), range: QuarantinedRange) {
+        if range.time.is_zero() {
+            self.quarantined.remove(&place);
+        } else {
+            self.quarantined.insert(place, range);
         }
     }
 
@@ -284,6 +291,10 @@ impl Image {
         (is_replacing, request, terms): (bool, u64, Option<Box<Terms>>),
     ) {
         self.next_version = self.next_version.max(version.saturating_add(1));
+        // A master allocates no memory that still rests.
+        for copy in &value.copies {
+            self.quarantined.remove(&(copy.segment, copy.offset));
+        }
         let Some(tenant) = self.tenant(value.tenant) else { return };
         let Ok(key) = ObjectKey::new(value.key) else { return };
         let write = LoggedWrite {

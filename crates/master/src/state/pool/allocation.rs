@@ -83,7 +83,9 @@ impl Pool {
         if is_taken || !segment.accepts_new() || segment.free() < length {
             return;
         }
-        let allocated = self.segments.with_allocator(slot, |allocator| allocator.allocate(length));
+        let allocated = self
+            .take_prepared(slot, length)
+            .or_else(|| self.segments.with_allocator(slot, |allocator| allocator.allocate(length)));
         if let Some(block) = allocated {
             replicas.push(Replica { segment: slot, block, ordinal: replicas.len() as u32 });
         }

@@ -22,7 +22,8 @@ pub(in crate::state) struct ReservedBytes {
     pub(in crate::state) writing: u64,
     /// Bytes of objects that are never evicted.
     pub(in crate::state) hard_pinned: u64,
-    /// Freed bytes that wait for the log, and bytes that searches for memory hold.
+    /// Freed bytes that wait for the log, and bytes that searches for memory hold or that are prepared
+    /// for puts.
     pub(in crate::state) withheld: u64,
 }
 

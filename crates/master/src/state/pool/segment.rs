@@ -9,7 +9,10 @@ pub(in crate::state) use self::set::SegmentSet;
 pub use self::table::Segments;
 use crate::state::{
     ids::SegmentSlot,
-    pool::{Pool, allocator::Allocator, host::host_of, reserved::ReservedBytes},
+    pool::{
+        Pool, allocator::Allocator, host::host_of, prepared::PreparedBlocks,
+        reserved::ReservedBytes,
+    },
 };
 
 /// Number of a segment in the log. Never reused, unlike a [`SegmentSlot`].
@@ -116,6 +119,7 @@ pub(in crate::state) struct Segment {
     /// Index in the list of segments that accept new objects.
     pub(in crate::state) open_index: Option<usize>,
     pub(in crate::state) reserved: ReservedBytes,
+    pub(in crate::state) prepared: PreparedBlocks,
 }
 
 impl Segment {
@@ -141,6 +145,7 @@ impl Segment {
             awaits_sync: false,
             open_index: None,
             reserved: ReservedBytes::default(),
+            prepared: PreparedBlocks::default(),
             spec,
         }
     }

@@ -48,6 +48,7 @@ enum Call {
     EndPromotion { nth: prop::sample::Index, fails: bool },
     Lose { key: usize },
     NameAll { loses: usize },
+    Answer { waits: bool },
     Restart { comes_back: [bool; 3] },
 }
 
@@ -56,8 +57,9 @@ const HOSTS: [&str; 3] = ["host-a:1", "host-b:1", "host-c:1"];
 fn call() -> impl Strategy<Value = Call> {
     let key = 0..KEYS.len();
     let client = 0..CLIENTS.len();
+    let length = prop_oneof![4 => 1_u64..400_000, 1 => Just(4096_u64)];
     prop_oneof![
-        8 => (client.clone(), key.clone(), 1_u64..400_000, any::<bool>(), 0_u8..6, 1_u32..4).prop_map(
+        8 => (client.clone(), key.clone(), length, any::<bool>(), 0_u8..6, 1_u32..4).prop_map(
             |(client, key, length, replaces, pin, replicas)| Call::Start {
                 client, key, length, replaces, pin, replicas
             }
@@ -100,6 +102,7 @@ fn call() -> impl Strategy<Value = Call> {
             .prop_map(|(nth, fails)| Call::EndPromotion { nth, fails }),
         1 => (0..KEYS.len()).prop_map(|key| Call::Lose { key }),
         1 => (0..KEYS.len()).prop_map(|loses| Call::NameAll { loses }),
+        2 => any::<bool>().prop_map(|waits| Call::Answer { waits }),
         1 => any::<[bool; 3]>().prop_map(|comes_back| Call::Restart { comes_back }),
     ]
 }
@@ -302,6 +305,7 @@ impl Model {
                 let job = self.jobs.swap_remove(nth.index(self.jobs.len()));
                 let _ = state.tasks().cancel_job(now, job);
             }
+            Call::Answer { waits } => prepared::answer(state, waits),
             Call::Restart { comes_back } => self.restart(comes_back),
             call => self.run_disk(call),
         }
@@ -700,9 +704,8 @@ impl Model {
         let charged = state.quota(&self.pool.tenant).unwrap().charged;
         assert_eq!(charged, stored + put + copied, "what is charged is what there is");
         for object in objects.clone().filter(|object| object.is_complete()) {
-            let mut ids: Vec<u32> = object.replicas.iter().map(|c| c.ordinal).collect();
-            ids.sort_unstable();
-            assert!(ids.windows(2).all(|pair| pair[0] != pair[1]), "copies have numbers");
+            let ids: BTreeSet<u32> = object.replicas.iter().map(|copy| copy.ordinal).collect();
+            assert_eq!(ids.len(), object.replicas.len(), "copies have numbers");
         }
         assert_eq!(complete, state.inventory.objects().complete);
         self.check_disk();
@@ -712,8 +715,10 @@ impl Model {
         let written = written.chain(state.tasks.placed());
         let written = written.chain(state.inventory.promotions().placed());
         let blocks = copies.chain(written).map(|copy| (copy.segment, copy.block));
-        let resting = || state.inventory.pool().quarantined().map(|(_, slot, block)| (slot, block));
-        let withheld = || state.inventory.pool().unsynced.blocks().chain(state.searches.blocks());
+        let pool = state.inventory.pool();
+        let resting = || pool.quarantined().map(|(_, slot, block)| (slot, block));
+        let withheld =
+            || pool.unsynced.blocks().chain(state.searches.blocks()).chain(pool.prepared());
         for (slot, block) in blocks.chain(resting()).chain(withheld()) {
             let segment = state.inventory.segments().at(slot);
             if segment.is_mounted() {

@@ -5,7 +5,7 @@ use crate::state::{
     ids::{ObjectSlot, Slot},
     ledger::{
         effect::{Effect, LoggedPin, ObjectName, Value, codec::Writer},
-        replay::{Image, LoggedAnnotation, LoggedCopies, LoggedWrite},
+        replay::{Image, LoggedAnnotation, LoggedCopies, LoggedWrite, QuarantinedRange},
         task_record::ALL,
     },
     pool::segment::SegmentNumber,
@@ -59,9 +59,7 @@ impl Image {
         for (&id, record) in &self.tasks {
             Effect::Task { id, record: Some(record) }.encode(into);
         }
-        for range in &self.quarantined {
-            let (number, offset, length, time) =
-                (range.number, range.offset, range.length, range.time);
+        for (&(number, offset), &QuarantinedRange { length, time }) in &self.quarantined {
             Effect::Quarantined { number, offset, length, time }.encode(into);
         }
         for (&version, write) in &self.writes {
