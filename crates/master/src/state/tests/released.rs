@@ -210,7 +210,7 @@ fn use_takes_a_release_back() {
         |pool, key| drop(fails(pool.put(key, BYTES), ErrorCode::OBJECT_ALREADY_EXISTS)),
     ];
     for (index, use_of) in uses.into_iter().enumerate() {
-        let (mut pool, released) = LoggedPool::released(16, |index| format!("k{index}"));
+        let (mut pool, released) = LoggedPool::released(4, |index| format!("k{index}"));
         let key = &released[1];
         use_of(&mut pool.pool, key);
         pool.take();
@@ -219,7 +219,7 @@ fn use_takes_a_release_back() {
         // The memory is not given away on the strength of the earlier release.
         pool.sync();
         pool.pool.wait(30);
-        for index in 0..2 * 16 * MIB / BYTES {
+        for index in 0..2 * 4 * MIB / BYTES {
             pool.put(&format!("other{index}"), BYTES, false).unwrap();
             pool.check();
         }
