@@ -214,6 +214,7 @@ impl Shared {
         let attached = self.attach(channel)?;
         self.log.lock().forget_leases();
         self.begin(channel, &attached)?;
+        let mut is_behind = true;
         loop {
             let frames = match channel.receive::<FromLeader>()? {
                 FromLeader { frames: Some(frames), .. } => frames,
@@ -222,7 +223,10 @@ impl Shared {
             };
             let position = frames.position;
             let next_frame = self.receive(frames)?;
-            self.note_completion(&attached, next_frame)?;
+            if is_behind && next_frame >= attached.end_frame {
+                is_behind = false;
+                self.record_completion()?;
+            }
             confirm(channel, Confirm { position, next_frame })?;
         }
     }
@@ -329,10 +333,7 @@ impl Shared {
     }
 
     /// Records that the log has all that the leader had when this standby attached.
-    fn note_completion(&self, attached: &Attached, next_frame: u64) -> Result<()> {
-        if next_frame < attached.end_frame {
-            return Ok(());
-        }
+    fn record_completion(&self) -> Result<()> {
         self.cluster.set_state(MemberState::Standby);
         if self.membership.lock().complete()? {
             self.cluster.elector.set_complete(true);

@@ -138,10 +138,9 @@ impl Journal {
 
     /// Wakes all that wait for the log.
     pub(super) fn wake_waiters(&self) {
-        {
-            let _waiters = self.sync_waiters.lock();
-            self.wakes_sync_waiters.notify_all();
-        }
+        // Who waits has seen the former state under this lock. It is free when they wake up.
+        drop(self.sync_waiters.lock());
+        self.wakes_sync_waiters.notify_all();
         self.progress.notify_waiters();
     }
 

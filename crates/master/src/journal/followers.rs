@@ -114,6 +114,7 @@ pub(crate) struct Followers {
     /// Tells for how long a standby is silent.
     clock: Arc<dyn Clock>,
     table: Mutex<Table>,
+    /// There are frames or notes to send, or a connection has ended.
     changed: Condvar,
     /// Number of attached standbys, so that a master without any pays nothing.
     attached: AtomicUsize,
@@ -195,6 +196,7 @@ impl Followers {
         follower.clear();
         follower.silent_since = Some(now);
         self.publish(table);
+        self.changed.notify_all();
         id
     }
 
@@ -213,6 +215,7 @@ impl Followers {
             follower.leave(self.clock.now());
         }
         self.publish(table);
+        self.changed.notify_all();
     }
 
     /// Makes changes wait for exactly these members, attached or not.
@@ -260,6 +263,7 @@ impl Followers {
         }
         if is_any_queued {
             self.publish(table);
+            self.changed.notify_all();
         }
     }
 
@@ -346,7 +350,7 @@ impl Followers {
         table.followers.iter().map(status).collect()
     }
 
-    /// Updates what others read, and wakes those that wait.
+    /// Updates what others read.
     fn publish(&self, table: &mut Table) {
         table.followers.retain(|follower| follower.is_required || follower.attachment.is_some());
         let attached = table.followers.iter().filter(|follower| follower.attachment.is_some());
@@ -356,7 +360,6 @@ impl Followers {
         let frame = required().map(|follower| follower.next_frame).min();
         self.confirmed.store(confirmed.unwrap_or(u64::MAX), Ordering::Release);
         self.confirmed_frame.store(frame.unwrap_or(u64::MAX), Ordering::Release);
-        self.changed.notify_all();
     }
 }
 

@@ -14,7 +14,8 @@ use super::{
     wire::{Message, is_call},
 };
 use crate::state::{
-    LocateOptions, Place, Put, PutOptions, PutProgress, PutRef, PutStep, Rules, SegmentSpec, State,
+    LocateOptions, Place, Put, PutOptions, PutProgress, PutRef, PutStep, Rules, SegmentSpec,
+    Started, State,
 };
 
 /// Number of clients.
@@ -70,6 +71,8 @@ pub(super) enum Reply {
     Started {
         version: Version,
         places: Vec<(u64, u64)>,
+        /// The answer need not wait for the log.
+        is_prepared: bool,
     },
     Done,
     Located {
@@ -342,7 +345,10 @@ impl Simulation {
         self.clients[index].idle_until = now + self.milliseconds(150);
         let Some(operation) = self.clients[index].operation.take() else { return Ok(()) };
         match (operation, answer.map(|(_, reply)| reply)) {
-            (Operation::Start { key, put, asked }, Some(Reply::Started { version, places })) => {
+            (
+                Operation::Start { key, put, asked },
+                Some(Reply::Started { version, places, .. }),
+            ) => {
                 let recorded = self.history.record_version(version, put);
                 // With this bug, puts start before the log has their versions.
                 if !self.plan.has(Bug::ReusesUnconfirmed) {
@@ -461,7 +467,8 @@ fn start(state: &mut State, now: Moment, client: ClientId, (key, pages): (usize,
         match step {
             Ok(PutStep::Started(started)) => {
                 let places = places(state, &started.places);
-                return Reply::Started { version: started.version, places };
+                let Started { version, is_prepared, .. } = started;
+                return Reply::Started { version, places, is_prepared };
             }
             Ok(PutStep::Pending(_)) => {}
             Err(_) => break,

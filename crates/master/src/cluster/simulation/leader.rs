@@ -598,10 +598,11 @@ impl Simulation {
             leader.run(bug, |state| state.drop_recovered(local));
         }
         let (reply, position) = leader.run(bug, |state| execute(state, local, client, call));
-        // Memory that is not granted again early can be granted before the log has the grant.
-        let is_grant = matches!(reply, Reply::Started { .. });
-        let is_early = bug == Some(Bug::ReusesUnconfirmed) && is_grant;
-        let position = if is_early { 0 } else { position };
+        let starts_early = |is_prepared| is_prepared || bug == Some(Bug::ReusesUnconfirmed);
+        let position = match reply {
+            Reply::Started { is_prepared, .. } if starts_early(is_prepared) => 0,
+            _ => position,
+        };
         leader.answers.push(Answer { client, number, position, reply, was_valid });
         Ok(())
     }

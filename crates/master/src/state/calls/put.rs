@@ -332,7 +332,6 @@ impl PutCalls<'_> {
             places: self.inventory.pool().places(version, put.length, replicas.iter()),
             is_prepared,
         };
-        prepared::prepare_more(self.inventory, &replicas, put.length);
         let number = self.writes.insert(Write {
             object: Some(slot),
             hash,
@@ -353,6 +352,9 @@ impl PutCalls<'_> {
         });
         puts::set_newest(self.inventory, slot, number);
         self.log_put_started(number);
+        // Behind the record of this put: once memory is prepared, the log has a version of this run, and
+        // the next master passes those of puts that started since.
+        prepared::prepare_more(self.inventory, &self.writes.at(number).replicas, put.length);
         Ok(PutStep::Started(started))
     }
 

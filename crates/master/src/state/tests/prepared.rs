@@ -114,6 +114,36 @@ fn snapshots_have_the_prepared_memory() {
     assert_eq!(new.state.inventory.pool().quarantined().count(), 0);
 }
 
+#[test]
+fn versions_of_unlogged_starts_are_not_used_again() {
+    let mut pool = Pool::new(1);
+    pool.answer_from_log();
+    pool.put("k", PAGE).unwrap();
+    let mut image = described(&pool);
+    let mut versions = Vec::new();
+    for _ in 0..3 {
+        let rules = pool.state.rules().clone();
+        let (state, _) = State::restore(rules, 9, pool.now, image.clone(), Duration::ZERO);
+        let mut new = Pool { state, now: pool.now, tenant: pool.tenant.clone() };
+        new.state.register(new.now, A, "host-a:1").unwrap();
+        new.resume_segment();
+        new.wait(2);
+        // All that the log gets is that the put is prepared.
+        answer(&mut new.state, true);
+        let unlogged = new.start(A, "first", PAGE).unwrap();
+        new.revoke(A, "first", &unlogged).unwrap();
+        let mut effects = Vec::new();
+        new.state.log_mut().take_effects(&mut effects);
+        image.replay(&effects).unwrap();
+        answer(&mut new.state, true);
+        let started = new.start(A, "second", PAGE).unwrap();
+        assert!(started.is_prepared);
+        versions.push(started.version);
+    }
+    versions.dedup();
+    assert_eq!(versions.len(), 3);
+}
+
 #[derive(Debug, Clone)]
 enum Call {
     Start {
