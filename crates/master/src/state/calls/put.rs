@@ -352,13 +352,17 @@ impl PutCalls<'_> {
         });
         puts::set_newest(self.inventory, slot, number);
         self.log_put_started(number);
-        // Behind the record of this put: once memory is prepared, the log has a version of this run, and
-        // the next master passes those of puts that started since.
-        prepared::prepare_more(self.inventory, &self.writes.at(number).replicas, put.length);
+        if self.inventory.pool().prepares() {
+            // Behind the record of this put: once memory is prepared, the log has a version of this run,
+            // and the next master passes those of puts that started since.
+            let replicas = &self.writes.at(number).replicas;
+            prepared::prepare_more(self.inventory, replicas, put.length);
+        }
         Ok(PutStep::Started(started))
     }
 
     /// Adds the object of a put. Frees the replicas if that fails.
+    #[inline]
     fn insert_object(
         &mut self,
         now: Moment,

@@ -22,11 +22,9 @@ pub(in crate::state) fn set_answerable(inventory: &mut Inventory, position: Opti
     }
 }
 
-/// Prepares memory like that of these replicas, which hold an object of that length.
+/// Prepares memory like that of these replicas, which hold an object of that length. Called only while
+/// waits are long.
 pub(in crate::state) fn prepare_more(inventory: &mut Inventory, replicas: &[Replica], length: u64) {
-    if !inventory.pool.prepares() {
-        return;
-    }
     let time = inventory.rules.late_end();
     for segment in replicas.iter().map(|replica| replica.segment) {
         for _ in 0..BLOCKS_PER_PUT {
