@@ -284,7 +284,9 @@ def kills(options: argparse.Namespace, service: str, lease_s: float, is_full: bo
         print(f"| {' | '.join(cells)} | {failed} |", flush=True)
 
 
-def put_at_rate(place: str, rate: float, seed: int, is_over: Event, results: Queue) -> None:
+def put_at_rate(
+    place: str, rate: float, seed: int, is_over: Event, results: Queue[list[tuple[float, float]]]
+) -> None:
     """Puts objects in a process of its own; returns when each put began and how long it took."""
     chance, calls = random.Random(seed), []
     with mooncake.Store(place) as store:
