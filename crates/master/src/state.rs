@@ -273,7 +273,7 @@ impl State {
         for (_, segment) in self.inventory.segments().claimed() {
             totals.segments += 1;
             totals.capacity += segment.spec.length;
-            totals.used += segment.allocator.used();
+            totals.used += segment.view().used;
             totals.writing += segment.reserved().writing;
             totals.fenced += segment.reserved().fenced;
             totals.awaiting_sync += segment.reserved().withheld;

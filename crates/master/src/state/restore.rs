@@ -1,6 +1,6 @@
 //! Restores a working state from the replayed log after a restart.
 
-use std::time::Duration;
+use std::{cmp::Reverse, time::Duration};
 
 use mooncake_base::Moment;
 
@@ -79,7 +79,10 @@ fn restore_image(
             report.conflicts += 1;
         }
     }
-    for (place, range) in image.quarantined {
+    // Ranges whose rest was over long ago may overlap others: of each byte, the longest rest counts.
+    let mut resting: Vec<_> = image.quarantined.into_iter().collect();
+    resting.sort_unstable_by_key(|&(place, range)| (Reverse(range.time), place));
+    for (place, range) in resting {
         restoration.restore_quarantined(&mut state.inventory, place, range);
     }
     let records = state.tasks().restore_records(now, image.tasks, image.next_ordinal);

@@ -40,11 +40,11 @@ impl ExpiredClient {
     /// Returns a client with what its segments hold.
     pub(in crate::state) fn of(id: ClientId, segments: &Segments) -> Self {
         let slots = segments.of_client(id);
-        let allocators = slots.iter().map(|&slot| &segments.at(slot).allocator);
+        let owned = slots.iter().map(|&slot| segments.at(slot));
         let held = Self { id, segments: slots.len(), copies: 0, bytes: 0 };
-        allocators.fold(held, |held, allocator| Self {
-            copies: held.copies + allocator.count(),
-            bytes: held.bytes + allocator.used(),
+        owned.fold(held, |held, segment| Self {
+            copies: held.copies + segment.allocator.count() - segment.prepared.len() as u64,
+            bytes: held.bytes + segment.view().used,
             ..held
         })
     }

@@ -97,7 +97,7 @@ pub(in crate::state) fn memory_use(
         let segment = inventory.pool.segments.at(slot);
         let reserved = segment.reserved();
         steps += 1;
-        found.free += segment.free();
+        found.free += segment.free() + reserved.prepared;
         found.fenced += reserved.fenced;
         found.writing += reserved.writing;
         found.hard_pinned += reserved.hard_pinned;

@@ -348,9 +348,9 @@ impl Restoration {
     ) {
         let Some(&slot) = self.slots.get(&number) else { return };
         // An object that has this memory now was put there after the quarantine.
-        let at = |allocator: &mut Allocator| allocator.allocate_at(offset, length);
-        if let Some(block) = inventory.pool.segments.with_allocator(slot, at) {
-            let until = self.now + time;
+        let free = |allocator: &mut Allocator| allocator.allocate_free_in(offset, length);
+        let until = self.now + time;
+        for block in inventory.pool.segments.with_allocator(slot, free) {
             inventory.pool.segments.at_mut(slot).extend_busy(until);
             inventory.pool.quarantine_block(until.into(), 0, (slot, block), 0);
         }

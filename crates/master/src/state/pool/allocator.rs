@@ -147,15 +147,7 @@ impl Allocator {
         if !offset.is_multiple_of(align) {
             return None;
         }
-        if self.by_offset.is_none() {
-            let blocks = std::iter::successors(self.first(), |&block| {
-                let after = self.blocks[block as usize].after;
-                (after != NONE).then_some(after)
-            });
-            let free = blocks.filter(|&block| self.is_free(block));
-            self.by_offset = Some(free.map(|block| (self.offset_of(block), block)).collect());
-        }
-        let (_, &block) = self.by_offset.as_ref()?.range(..=offset).next_back()?;
+        let (_, &block) = self.free_by_offset().range(..=offset).next_back()?;
         if end > self.end_of(block) {
             return None;
         }
@@ -165,6 +157,46 @@ impl Allocator {
         self.used += need;
         self.count += 1;
         Some(BlockId(block))
+    }
+
+    /// Allocates what is free of a range, in as many blocks as it takes.
+    ///
+    /// Takes time as [`allocate_at`](Self::allocate_at) does, for each block.
+    pub(in crate::state) fn allocate_free_in(&mut self, offset: u64, length: u64) -> Vec<BlockId> {
+        let end = offset.saturating_add(length).min(self.length);
+        let end = end.next_multiple_of(GRANULE_BYTES).min(self.length);
+        let mut at = offset / GRANULE_BYTES * GRANULE_BYTES;
+        let mut allocated = Vec::new();
+        while at < end {
+            let free = self.free_by_offset();
+            let (before, after) = (free.range(..=at).next_back(), free.range(at..end).next());
+            let (before, after) = (before.map(|it| *it.1), after.map(|it| *it.1));
+            let Some(block) = before.filter(|&block| self.end_of(block) > at).or(after) else {
+                break;
+            };
+            let start = self.offset_of(block).max(at);
+            at = self.end_of(block).min(end);
+            self.remove_free(block);
+            let block = self.cut(block, start, at - start);
+            self.blocks[block as usize].later = NONE;
+            self.used += at - start;
+            self.count += 1;
+            allocated.push(BlockId(block));
+        }
+        allocated
+    }
+
+    /// Returns the free blocks by their start.
+    fn free_by_offset(&mut self) -> &BTreeMap<u64, u32> {
+        if self.by_offset.is_none() {
+            let blocks = std::iter::successors(self.first(), |&block| {
+                let after = self.blocks[block as usize].after;
+                (after != NONE).then_some(after)
+            });
+            let free = blocks.filter(|&block| self.is_free(block));
+            self.by_offset = Some(free.map(|block| (self.offset_of(block), block)).collect());
+        }
+        self.by_offset.get_or_insert_default()
     }
 
     /// Frees a block and merges it with free neighbors. Returns the length of the free range that

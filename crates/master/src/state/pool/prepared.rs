@@ -79,7 +79,7 @@ impl Pool {
         let is_ready = |found: &PreparedBlock| found.size == size && found.position <= answerable;
         let at = segment.prepared.iter().position(is_ready)?;
         let PreparedBlock { block, size, .. } = segment.prepared.remove(at)?;
-        segment.reserved.withheld -= size;
+        segment.reserved.prepared -= size;
         self.preparation.bytes -= size;
         self.preparation.taken += 1;
         Some(block)
@@ -95,11 +95,10 @@ impl Pool {
         let segment = self.segments.at(slot);
         let size = footprint(length)?;
         let whole = segment.allocator.length();
-        let prepared: u64 = segment.prepared.iter().map(|found| found.size).sum();
         let is_plenty = segment.free() > whole / FREE_SHARE + size;
         let may_prepare = segment.accepts_new()
             && segment.prepared.len() < BLOCKS_MAX
-            && prepared + size <= whole / BYTES_SHARE;
+            && segment.reserved.prepared + size <= whole / BYTES_SHARE;
         if !(is_plenty && may_prepare) {
             return None;
         }
@@ -115,7 +114,7 @@ impl Pool {
     ) {
         let segment = self.segments.at_mut(slot);
         let size = segment.allocator.size(block);
-        segment.reserved.withheld += size;
+        segment.reserved.prepared += size;
         segment.prepared.push_back(PreparedBlock { block, size, position });
         self.preparation.bytes += size;
     }
@@ -131,7 +130,7 @@ impl Pool {
         let size = length.and_then(footprint);
         let at = segment.prepared.iter().position(|found| Some(found.size) != size)?;
         let PreparedBlock { block, size, .. } = segment.prepared.remove(at)?;
-        segment.reserved.withheld -= size;
+        segment.reserved.prepared -= size;
         self.preparation.bytes -= size;
         Some(block)
     }

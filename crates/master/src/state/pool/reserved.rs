@@ -22,14 +22,15 @@ pub(in crate::state) struct ReservedBytes {
     pub(in crate::state) writing: u64,
     /// Bytes of objects that are never evicted.
     pub(in crate::state) hard_pinned: u64,
-    /// Freed bytes that wait for the log, and bytes that searches for memory hold or that are prepared
-    /// for puts.
+    /// Freed bytes that wait for the log, and bytes that searches for memory hold.
     pub(in crate::state) withheld: u64,
+    /// Free bytes that are prepared for puts.
+    pub(in crate::state) prepared: u64,
 }
 
 impl ReservedBytes {
     pub(in crate::state) fn sum(self) -> u64 {
-        self.fenced + self.writing + self.hard_pinned + self.withheld
+        self.fenced + self.writing + self.hard_pinned + self.withheld + self.prepared
     }
 }
 

@@ -205,7 +205,7 @@ impl Segment {
             spec: &self.spec,
             client: self.client,
             status: self.status,
-            used: self.allocator.used(),
+            used: self.allocator.used() - self.reserved.prepared,
             is_suspect: self.is_suspect,
         }
     }

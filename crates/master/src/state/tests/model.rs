@@ -717,9 +717,8 @@ impl Model {
         let blocks = copies.chain(written).map(|copy| (copy.segment, copy.block));
         let pool = state.inventory.pool();
         let resting = || pool.quarantined().map(|(_, slot, block)| (slot, block));
-        let withheld =
-            || pool.unsynced.blocks().chain(state.searches.blocks()).chain(pool.prepared());
-        for (slot, block) in blocks.chain(resting()).chain(withheld()) {
+        let withheld = || pool.unsynced.blocks().chain(state.searches.blocks());
+        for (slot, block) in blocks.chain(resting()).chain(withheld()).chain(pool.prepared()) {
             let segment = state.inventory.segments().at(slot);
             if segment.is_mounted() {
                 let start = segment.allocator.offset(block);
@@ -747,6 +746,7 @@ impl Model {
             assert_eq!(block_bytes(&mut written), segment.reserved().writing);
             assert_eq!(block_bytes(&mut resting()), segment.reserved().fenced);
             assert_eq!(block_bytes(&mut withheld()), segment.reserved().withheld);
+            assert_eq!(block_bytes(&mut pool.prepared()), segment.reserved().prepared);
         }
         for (key, name) in KEYS.iter().enumerate() {
             let Some(version) = self.lease_of(key) else { continue };

@@ -6,6 +6,7 @@ use super::{
     recovery::{described, restarted},
     *,
 };
+use crate::state::{ids::BlockId, lease::Timestamp, ledger::replay::QuarantinedRange};
 
 const PAGE: u64 = 4096;
 
@@ -112,6 +113,34 @@ fn snapshots_have_the_prepared_memory() {
     assert_eq!(new.state.inventory.pool().quarantined().count(), 2);
     new.wait(late_end().as_secs() + 1);
     assert_eq!(new.state.inventory.pool().quarantined().count(), 0);
+}
+
+#[test]
+fn of_each_byte_the_longest_rest_counts() {
+    let second = Duration::from_secs(1);
+    let rests = |ranges: [(u64, u64, u32); 2]| {
+        let mut pool = Pool::new(1);
+        let mut image = described(&pool);
+        let number = *image.segments.keys().next().unwrap();
+        for (offset, length, seconds) in ranges {
+            let range = QuarantinedRange { length, time: second * seconds };
+            image.quarantined.insert((number, offset), range);
+        }
+        let rules = pool.state.rules().clone();
+        pool.state = State::restore(rules, 9, pool.now, image, Duration::ZERO).0;
+        let state = &pool.state.inventory;
+        let rest = |(until, slot, block): (Timestamp, SegmentSlot, BlockId)| {
+            let allocator = &state.segments().at(slot).allocator;
+            let seconds = until.left(pool.now).as_secs_f64().round() as u32;
+            (allocator.offset(block), allocator.size(block), seconds)
+        };
+        let mut rests: Vec<_> = state.pool().quarantined().map(rest).collect();
+        rests.sort_unstable();
+        rests
+    };
+    assert_eq!(rests([(PAGE, PAGE, 5), (0, 2 * PAGE, 40)]), [(0, 2 * PAGE, 40)]);
+    let apart = [(0, PAGE, 5), (PAGE, PAGE, 40)];
+    assert_eq!(rests([(0, 2 * PAGE, 5), (PAGE, PAGE, 40)]), apart);
 }
 
 #[test]

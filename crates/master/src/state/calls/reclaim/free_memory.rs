@@ -70,7 +70,7 @@ fn room_below_watermark(inventory: &Inventory) -> u64 {
     let segments = inventory.segments();
     let (mut used, mut capacity) = (0, 0);
     for segment in segments.open().iter().map(|&slot| segments.at(slot)) {
-        used += segment.allocator.used().saturating_sub(segment.reserved().withheld);
+        used += segment.view().used.saturating_sub(segment.reserved().withheld);
         capacity += segment.spec.length;
     }
     ((watermark.high * capacity as f64) as u64).saturating_sub(used)

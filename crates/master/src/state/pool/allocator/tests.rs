@@ -245,3 +245,21 @@ proptest! {
         prop_assert!(usable == 0 || allocator.allocate(usable).is_some());
     }
 }
+
+#[test]
+fn free_parts_of_a_range_are_allocated() {
+    let mut allocator = Allocator::new(1 << 16);
+    let all = |allocator: &mut Allocator, range: std::ops::Range<u64>| {
+        let blocks = allocator.allocate_free_in(range.start, range.end - range.start);
+        let place = |&block: &BlockId| (allocator.offset(block), allocator.size(block));
+        blocks.iter().map(place).collect::<Vec<_>>()
+    };
+    let held = allocator.allocate_at(8192, 4096).unwrap();
+    assert_eq!(all(&mut allocator, 8192..8192 + 4096), []);
+    assert_eq!(all(&mut allocator, 4104..20_008), [(4104, 8192 - 4104), (12_288, 20_008 - 12_288)]);
+    assert_eq!(all(&mut allocator, 0..16_384), [(0, 4104)]);
+    assert_eq!(all(&mut allocator, 65_000..1 << 20), [(65_000, 536)]);
+    allocator.free(held);
+    assert_eq!(all(&mut allocator, 0..1 << 16), [(8192, 4096), (20_008, 65_000 - 20_008)]);
+    assert_eq!(allocator.used(), 1 << 16);
+}
