@@ -41,6 +41,7 @@ const STANDBYS_MAX: usize = 16;
 
 /// Maximum number of peers that have not shown yet that they are standbys.
 const UNPROVEN_MAX: usize = 32;
+
 /// The log of a leader, as standbys get it.
 #[derive(Debug)]
 pub(crate) struct LogSource {

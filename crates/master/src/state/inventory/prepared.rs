@@ -17,7 +17,7 @@ const BLOCKS_PER_PUT: usize = 2;
 /// prepared.
 pub(in crate::state) fn set_answerable(inventory: &mut Inventory, position: Option<u64>) {
     inventory.pool.set_answerable(position);
-    if position.is_none() && inventory.pool.has_prepared() {
+    if position.is_none() {
         release_all(inventory);
     }
 }

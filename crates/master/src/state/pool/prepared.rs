@@ -74,19 +74,16 @@ impl Pool {
         length: u64,
     ) -> Option<BlockId> {
         let answerable = self.preparation.answerable?;
-        let segment = self.segments.at_mut(slot);
+        let segment = self.segments.at(slot);
         let size = footprint(length)?;
         let is_ready = |found: &PreparedBlock| found.size == size && found.position <= answerable;
         let at = segment.prepared.iter().position(is_ready)?;
-        let PreparedBlock { block, size, .. } = segment.prepared.remove(at)?;
-        segment.reserved.prepared -= size;
-        self.preparation.bytes -= size;
         self.preparation.taken += 1;
-        Some(block)
+        self.remove_prepared(slot, at)
     }
 
-    /// Allocates a block to be prepared, if the segment has enough free memory. The record of its
-    /// preparation ends at `position`.
+    /// Allocates a block to be prepared, if the segment has enough free memory. Once its preparation is
+    /// recorded, it is passed to [`keep_prepared`](Self::keep_prepared).
     pub(in crate::state) fn begin_preparing(
         &mut self,
         slot: SegmentSlot,
@@ -126,9 +123,15 @@ impl Pool {
         slot: SegmentSlot,
         length: Option<u64>,
     ) -> Option<BlockId> {
-        let segment = self.segments.at_mut(slot);
+        let segment = self.segments.at(slot);
         let size = length.and_then(footprint);
         let at = segment.prepared.iter().position(|found| Some(found.size) != size)?;
+        self.remove_prepared(slot, at)
+    }
+
+    /// Takes the prepared block with that index from a segment.
+    fn remove_prepared(&mut self, slot: SegmentSlot, at: usize) -> Option<BlockId> {
+        let segment = self.segments.at_mut(slot);
         let PreparedBlock { block, size, .. } = segment.prepared.remove(at)?;
         segment.reserved.prepared -= size;
         self.preparation.bytes -= size;
