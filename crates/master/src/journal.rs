@@ -9,6 +9,7 @@
 //! snapshots that bound the log, and restarts the log after a failure. See
 //! `docs/decisions/0010-the-log.md`.
 
+mod confirmations;
 mod directory;
 mod disk;
 mod durability;
@@ -65,6 +66,7 @@ pub use self::{
     disk::{Disk, LogFile},
     status::JournalStatus,
 };
+pub(crate) use confirmations::{Confirmation, ConfirmationSource, Confirmations};
 pub(crate) use followers::{
     DirectSender, FollowerId, FollowerStatus, Newcomer, NextShipment, Sent, Shipment,
 };

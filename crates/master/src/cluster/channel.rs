@@ -32,7 +32,9 @@ pub(super) const KEEPALIVE: Duration = Duration::from_millis(500);
 /// Time in which a message must be written.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
-const READ_BYTES: usize = 64 * 1024;
+/// Bytes that a read asks for: at least as many as most messages have, and at most so many of a large one.
+const READ_BYTES_MIN: usize = 4 << 10;
+const READ_BYTES_MAX: usize = 256 << 10;
 
 /// Length of the checksum behind a frame, and of the length in front of it.
 const CHECKSUM_BYTES: usize = 4;
@@ -45,6 +47,8 @@ const KEPT_BYTES_MAX: usize = 1 << 20;
 #[derive(Debug)]
 pub(super) struct Channel {
     stream: TcpStream,
+    /// For how long a read waits.
+    patience: Duration,
     input: BytesMut,
     output: BytesMut,
     /// Whether messages have checksums: those after the greetings do.
@@ -66,8 +70,14 @@ impl Channel {
             stream.set_write_timeout(Some(WRITE_TIMEOUT))
         };
         set().map_err(broken)?;
-        let output = BytesMut::new();
-        Ok(Self { stream, input, output, has_checksums: false, is_damaged: false })
+        Ok(Self {
+            stream,
+            patience: SILENCE_MAX,
+            input,
+            output: BytesMut::new(),
+            has_checksums: false,
+            is_damaged: false,
+        })
     }
 
     /// Connects to a leader as a standby, and proves the token.
@@ -117,8 +127,14 @@ impl Channel {
     /// The process has no more descriptors.
     pub(super) fn split(&mut self) -> Result<Self> {
         let stream = self.stream.try_clone().map_err(broken)?;
-        let (input, output) = (std::mem::take(&mut self.input), BytesMut::new());
-        Ok(Self { stream, input, output, has_checksums: self.has_checksums, is_damaged: false })
+        Ok(Self {
+            stream,
+            patience: self.patience,
+            input: std::mem::take(&mut self.input),
+            output: BytesMut::new(),
+            has_checksums: self.has_checksums,
+            is_damaged: false,
+        })
     }
 
     /// Returns the sending end, for several threads. This one sends nothing any more.
@@ -148,7 +164,7 @@ impl Channel {
                 let _ = self.input.split_to(N);
                 return Ok(bytes);
             }
-            self.fill()?;
+            self.fill().map_err(broken)?;
         }
     }
 
@@ -165,17 +181,53 @@ impl Channel {
     /// # Errors
     /// Those of [`receive`](Self::receive).
     pub(super) fn receive_up_to<M: Message + Default>(&mut self, limit: usize) -> Result<M> {
+        self.set_patience(SILENCE_MAX)?;
         loop {
-            if self.is_next_whole(limit)?
-                && let Some(message) = native_frame::decode(&mut self.input, limit)?
-            {
-                if self.has_checksums {
-                    self.input.advance(CHECKSUM_BYTES);
-                }
+            if let Some(message) = self.take_message(limit)? {
                 return Ok(message);
             }
-            self.fill()?;
+            self.fill().map_err(broken)?;
         }
+    }
+
+    /// Waits for a message for a time; returns `None` if none came.
+    ///
+    /// # Errors
+    /// The connection broke, or the message is malformed.
+    pub(super) fn receive_within<M: Message + Default>(
+        &mut self,
+        time: Duration,
+    ) -> Result<Option<M>> {
+        self.set_patience(time)?;
+        loop {
+            if let Some(message) = self.take_message(FRAME_BYTES_MAX)? {
+                return Ok(Some(message));
+            }
+            match self.fill() {
+                Err(error) if is_timeout(&error) => return Ok(None),
+                filled => filled.map_err(broken)?,
+            }
+        }
+    }
+
+    fn set_patience(&mut self, patience: Duration) -> Result<()> {
+        if self.patience != patience {
+            self.stream.set_read_timeout(Some(patience)).map_err(broken)?;
+            self.patience = patience;
+        }
+        Ok(())
+    }
+
+    /// Returns the next message if it was read as a whole.
+    fn take_message<M: Message + Default>(&mut self, limit: usize) -> Result<Option<M>> {
+        if !self.is_next_whole(limit)? {
+            return Ok(None);
+        }
+        let message = native_frame::decode(&mut self.input, limit)?;
+        if message.is_some() && self.has_checksums {
+            self.input.advance(CHECKSUM_BYTES);
+        }
+        Ok(message)
     }
 
     /// Returns whether the next message may be decoded: its checksum is there and right, if messages have
@@ -213,17 +265,20 @@ impl Channel {
         Ok(())
     }
 
-    fn fill(&mut self) -> Result<()> {
+    fn fill(&mut self) -> io::Result<()> {
         let start = self.input.len();
-        let room = (self.input.capacity() - start).max(READ_BYTES);
-        self.input.resize(start + room, 0);
+        let next = self.input.first_chunk::<LENGTH_BYTES>().map_or(0, |length| {
+            LENGTH_BYTES + u32::from_le_bytes(*length) as usize + CHECKSUM_BYTES
+        });
+        let missing = next.saturating_sub(start);
+        self.input.resize(start + missing.clamp(READ_BYTES_MIN, READ_BYTES_MAX), 0);
         let read = self.stream.read(&mut self.input[start..]);
         self.input.truncate(start + read.as_ref().copied().unwrap_or(0));
         match read {
-            Ok(0) => Err(broken(io::ErrorKind::UnexpectedEof.into())),
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(_) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
-            Err(error) => Err(broken(error)),
+            Err(error) => Err(error),
         }
     }
 }
@@ -311,10 +366,15 @@ fn unreachable(source: io::Error) -> Error {
     Error::new(ErrorCode::RPC_FAIL, "the other master cannot be reached").caused_by(source)
 }
 
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
 fn broken(source: io::Error) -> Error {
-    let text = match source.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "the other master is silent",
-        _ => "the connection between two masters broke",
+    let text = if is_timeout(&source) {
+        "the other master is silent"
+    } else {
+        "the connection between two masters broke"
     };
     Error::new(ErrorCode::RPC_FAIL, text).caused_by(source)
 }

@@ -7,6 +7,7 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use bytes::BytesMut;
@@ -29,8 +30,8 @@ use super::{
 };
 use crate::{
     journal::{
-        DirectSender, FollowerId, Journal, Newcomer, NextShipment, Sent, Shipment,
-        level::RecordLevel,
+        Confirmation, ConfirmationSource, Confirmations, DirectSender, FollowerId, Journal,
+        Newcomer, NextShipment, Sent, Shipment, level::RecordLevel,
     },
     service::{Service, VERSION, unproven::ConnectionPlace},
     state::LeaseNotes,
@@ -242,7 +243,7 @@ impl LogSource {
     }
 
     /// Sends the frames that the thread that writes them does not, while another thread takes the
-    /// confirmations.
+    /// confirmations that no thread that waits for them does.
     fn follow(
         &self,
         journal: &Journal,
@@ -250,21 +251,18 @@ impl LogSource {
         id: FollowerId,
         position: u64,
     ) -> Result<()> {
-        let mut incoming = channel.split()?;
+        let confirmations = Arc::new(Confirmations::new(id, Incoming(channel.split()?)));
         let closer = channel.closer()?;
         let sender = Arc::new(channel.sender()?);
         let (service, counts) = (Arc::downgrade(&self.service), Arc::clone(&self.counts));
         let direct = Direct { service, sender: Arc::clone(&sender), counts };
-        journal.followers().send_directly(id, Arc::new(direct));
+        let shared = Arc::clone(&confirmations);
+        journal.followers().share_connection(id, Arc::new(direct), shared);
         let mut position = position;
         thread::scope(|scope| {
             let confirming = thread::Builder::new().name("mc-confirm".to_owned());
-            let take = || {
-                let ended = take_confirmations(journal, &mut incoming, id);
-                journal.followers().detach(id);
-                ended
-            };
-            let confirming = confirming.spawn_scoped(scope, take).map_err(|source| {
+            let read = || confirmations.read_all(journal);
+            let confirming = confirming.spawn_scoped(scope, read).map_err(|source| {
                 Error::internal("a thread for a standby cannot be started").caused_by(source)
             })?;
             let sent = loop {
@@ -306,7 +304,7 @@ impl LogSource {
         }
         // It says that it is alive while it reads the snapshot.
         loop {
-            let Confirm { next_frame, .. } = confirmation(channel)?;
+            let Confirmation { next_frame, .. } = confirmation(channel)?;
             if next_frame > 0 {
                 return Ok(next_frame);
             }
@@ -376,16 +374,28 @@ fn frames_message(
     FromLeader { frames, ..FromLeader::default() }
 }
 
-fn take_confirmations(journal: &Journal, channel: &mut Channel, id: FollowerId) -> Result<()> {
-    loop {
-        let Confirm { position, next_frame } = confirmation(channel)?;
-        journal.confirm_standby(id, position, next_frame);
+/// The end of a connection at which the confirmations of a standby arrive.
+#[derive(Debug)]
+struct Incoming(Channel);
+
+impl ConfirmationSource for Incoming {
+    fn receive(&mut self) -> Result<Confirmation> {
+        confirmation(&mut self.0)
+    }
+
+    fn receive_within(&mut self, time: Duration) -> Result<Option<Confirmation>> {
+        self.0.receive_within(time)?.map(confirmed).transpose()
     }
 }
 
-fn confirmation(channel: &mut Channel) -> Result<Confirm> {
-    let message: FromStandby = channel.receive()?;
-    message.confirm.ok_or_else(|| malformed("it confirms nothing"))
+fn confirmation(channel: &mut Channel) -> Result<Confirmation> {
+    channel.receive().and_then(confirmed)
+}
+
+fn confirmed(message: FromStandby) -> Result<Confirmation> {
+    let Confirm { position, next_frame } =
+        message.confirm.ok_or_else(|| malformed("it confirms nothing"))?;
+    Ok(Confirmation { position, next_frame })
 }
 
 fn malformed(why: &str) -> Error {

@@ -4,18 +4,14 @@ use std::{
     io,
     pin::pin,
     sync::{Arc, atomic::Ordering},
-    time::Duration,
 };
 
 use mooncake_base::{Clock, Error, Moment, SystemClock};
 
-use super::{Journal, LogSync, LogWriter, disk::LogFile};
+use super::{Journal, LogSync, LogWriter, confirmations::RECHECK, disk::LogFile};
 
 /// The synced position while nothing has to wait for a sync: the log is never synced, or is broken.
 pub(super) const NOTHING_WAITS: u64 = u64::MAX;
-
-/// How often a wait for standbys looks whether the master must end.
-const CONFIRM_RECHECK: Duration = Duration::from_millis(100);
 
 impl Journal {
     /// Waits until everything up to the position is written, and synced if [`LogSync::Always`] is
@@ -56,9 +52,13 @@ impl Journal {
                 return;
             }
             match self.sync {
-                LogSync::Always => self.sync_requests.request(),
-                LogSync::Interval(_) | LogSync::Never => self.write_requests.request(),
+                LogSync::Always if self.disk_position() < position => self.sync_requests.request(),
+                _ if self.written.load(Ordering::Acquire) < position => {
+                    self.write_requests.request()
+                }
+                _ => {}
             }
+            self.followers.read_for_task(position);
             progress.await;
         }
     }
@@ -102,15 +102,23 @@ impl Journal {
         self.synced.load(Ordering::Acquire)
     }
 
-    /// Waits until all in-sync standbys have everything up to the position.
+    /// Waits until all in-sync standbys have everything up to the position. Reads their confirmations, as
+    /// far as no other thread does.
     fn wait_confirmed(&self, position: u64) {
-        if self.followers.confirmed() >= position {
-            return;
+        while self.waits_for_standby(position) {
+            // Held during the search: that another thread ends its reading is noticed after it.
+            let mut waiters = self.sync_waiters.lock();
+            if let Some(unread) = self.followers.unread(position) {
+                drop(waiters);
+                unread.read_up_to(position, self);
+            } else if self.waits_for_standby(position) {
+                self.wakes_sync_waiters.wait_for(&mut waiters, RECHECK);
+            }
         }
-        let mut waiters = self.sync_waiters.lock();
-        while self.followers.confirmed() < position && !self.is_given_up() {
-            self.wakes_sync_waiters.wait_for(&mut waiters, CONFIRM_RECHECK);
-        }
+    }
+
+    fn waits_for_standby(&self, position: u64) -> bool {
+        self.followers.confirmed() < position && !self.is_given_up()
     }
 
     /// Returns whether nothing waits for standbys any more: the master must end, or changes fail.
@@ -165,6 +173,7 @@ impl Journal {
             if self.disk_position() < position {
                 self.request_sync();
             }
+            self.followers.read_for_task(position);
             self.wakes_sync_waiters.wait_for(&mut waiters, left);
         }
         true

@@ -18,7 +18,10 @@ use mooncake_base::{
     sync::{Condvar, Mutex},
 };
 
-use super::level::RecordLevel;
+use super::{
+    confirmations::{Confirmation, Confirmations},
+    level::RecordLevel,
+};
 use crate::state::LeaseNotes;
 
 /// Maximum number of bytes that wait for one standby. A standby that is further behind is detached,
@@ -140,6 +143,8 @@ struct Follower {
     attachment: Option<FollowerId>,
     /// Sends what need not wait for other frames.
     direct: Option<Arc<dyn DirectSender>>,
+    /// Where its confirmations arrive.
+    confirmations: Option<Arc<Confirmations>>,
     queue: VecDeque<Shipment>,
     queued_bytes: usize,
     leases: PendingLeases,
@@ -200,11 +205,30 @@ impl Followers {
         id
     }
 
-    /// Sends frames to a standby directly from here on, where it need not wait. Called once all frames
-    /// before it attached have been sent.
-    pub(crate) fn send_directly(&self, id: FollowerId, sender: Arc<dyn DirectSender>) {
+    /// Lets the threads that write the log and wait for it use a connection themselves, where they need not
+    /// wait for another: they send frames, and read confirmations. Called once all frames before the
+    /// standby attached have been sent.
+    pub(crate) fn share_connection(
+        &self,
+        id: FollowerId,
+        sender: Arc<dyn DirectSender>,
+        confirmations: Arc<Confirmations>,
+    ) {
         if let Some(follower) = self.table.lock().attached(id) {
             follower.direct = Some(sender);
+            follower.confirmations = Some(confirmations);
+        }
+    }
+
+    /// Returns the confirmations of a required member that lacks a position, if no thread reads them.
+    pub(super) fn unread(&self, position: u64) -> Option<Arc<Confirmations>> {
+        self.table.lock().lacking(position).find(|one| one.is_unread()).map(Arc::clone)
+    }
+
+    /// Makes sure that confirmations of a position are read, for tasks that wait for it.
+    pub(super) fn read_for_task(&self, position: u64) {
+        if self.confirmed() < position {
+            self.table.lock().lacking(position).for_each(|one| one.read_for_task(position));
         }
     }
 
@@ -232,7 +256,8 @@ impl Followers {
     }
 
     /// Records what a standby has.
-    pub(super) fn confirm(&self, id: FollowerId, position: u64, next_frame: u64) {
+    pub(super) fn confirm(&self, id: FollowerId, confirmation: Confirmation) {
+        let Confirmation { position, next_frame } = confirmation;
         let table = &mut *self.table.lock();
         let shipped = table.shipped;
         let Some(follower) = table.attached(id) else { return };
@@ -368,6 +393,12 @@ impl Table {
         self.followers.iter_mut().find(|follower| follower.attachment == Some(id))
     }
 
+    /// Returns where the confirmations of the required members arrive that lack a position.
+    fn lacking(&self, position: u64) -> impl Iterator<Item = &Arc<Confirmations>> {
+        let lacks = move |one: &&Follower| one.is_required && one.confirmed < position;
+        self.followers.iter().filter(lacks).filter_map(|follower| follower.confirmations.as_ref())
+    }
+
     /// Returns the entry of a member, which is made if there is none.
     fn entry(&mut self, member: &str, now: Moment) -> &mut Follower {
         let found = self.followers.iter().position(|follower| follower.member == member);
@@ -378,6 +409,7 @@ impl Table {
                 level: RecordLevel::PRESENT,
                 attachment: None,
                 direct: None,
+                confirmations: None,
                 queue: VecDeque::new(),
                 queued_bytes: 0,
                 leases: PendingLeases::default(),
@@ -458,6 +490,7 @@ impl Follower {
 
     fn clear(&mut self) {
         self.direct = None;
+        self.confirmations = None;
         self.queue.clear();
         self.queued_bytes = 0;
         self.leases = PendingLeases::default();
@@ -479,7 +512,9 @@ impl PendingLeases {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use mooncake_base::Result;
+
+    use super::{super::confirmations::ConfirmationSource, *};
 
     fn members(names: &[&str]) -> BTreeSet<String> {
         names.iter().map(|name| (*name).to_owned()).collect()
@@ -487,6 +522,10 @@ mod tests {
 
     fn attach(followers: &Followers, member: &str) -> FollowerId {
         followers.attach(&Newcomer { member, address: "", level: RecordLevel::PRESENT }, 0)
+    }
+
+    fn confirm(followers: &Followers, id: FollowerId, position: u64, next_frame: u64) {
+        followers.confirm(id, Confirmation { position, next_frame });
     }
 
     fn shipment(frames: &[u8], position: u64) -> NextShipment {
@@ -499,14 +538,14 @@ mod tests {
         assert_eq!(followers.confirmed(), u64::MAX);
         let ids = ["a", "b", "c"].map(|name| attach(&followers, name));
         for (id, position) in ids.into_iter().zip([30, 20, 10]) {
-            followers.confirm(id, position, position);
+            confirm(&followers, id, position, position);
         }
         assert_eq!(followers.confirmed(), u64::MAX, "none is required");
         followers.require(&members(&["a", "b"]));
         assert_eq!((followers.confirmed(), followers.confirmed_frame()), (20, 20));
-        followers.confirm(ids[1], 40, 40);
+        confirm(&followers, ids[1], 40, 40);
         assert_eq!(followers.confirmed(), 30);
-        followers.confirm(ids[1], 5, 5);
+        confirm(&followers, ids[1], 5, 5);
         assert_eq!(followers.confirmed(), 30, "a late confirmation takes nothing back");
         followers.require(&members(&["b"]));
         assert_eq!(followers.confirmed(), 40);
@@ -517,7 +556,7 @@ mod tests {
         let followers = Followers::default();
         let id = attach(&followers, "a");
         followers.require(&members(&["a", "away"]));
-        followers.confirm(id, 7, 7);
+        confirm(&followers, id, 7, 7);
         assert_eq!(followers.confirmed(), 0, "a member that never attached has nothing");
         followers.require(&members(&["a"]));
         followers.detach(id);
@@ -525,9 +564,9 @@ mod tests {
         assert!(followers.status()[0].silent_since.is_some());
         // What it has confirmed counts, over whichever connection.
         let again = attach(&followers, "a");
-        followers.confirm(id, 100, 100);
+        confirm(&followers, id, 100, 100);
         assert_eq!(followers.confirmed(), 7, "the earlier connection has ended");
-        followers.confirm(again, 9, 9);
+        confirm(&followers, again, 9, 9);
         assert_eq!(followers.confirmed(), 9);
         followers.require(&members(&[]));
         followers.detach(again);
@@ -541,11 +580,11 @@ mod tests {
         let id = attach(&followers, "a");
         let is_silent = || followers.status()[0].silent_since.is_some();
         assert!(is_silent(), "it has said nothing yet");
-        followers.confirm(id, 0, 1);
+        confirm(&followers, id, 0, 1);
         assert!(!is_silent());
         followers.ship(b"frame", 5);
         assert!(is_silent());
-        followers.confirm(id, 5, 2);
+        confirm(&followers, id, 5, 2);
         assert!(!is_silent() && followers.status()[0].is_near);
     }
 
@@ -554,9 +593,9 @@ mod tests {
         let followers = Followers::default();
         let level = RecordLevel::PRESENT;
         let id = followers.attach(&Newcomer { member: "a", address: "", level }, 5);
-        followers.confirm(id, 0, 1000);
+        confirm(&followers, id, 0, 1000);
         assert!(!followers.status()[0].is_near, "the first part of several");
-        followers.confirm(id, 5, 2000);
+        confirm(&followers, id, 5, 2000);
         assert!(followers.status()[0].is_near);
     }
 
@@ -591,6 +630,20 @@ mod tests {
         }
     }
 
+    /// Confirmations that no thread reads.
+    #[derive(Debug)]
+    struct Unread;
+
+    impl ConfirmationSource for Unread {
+        fn receive(&mut self) -> Result<Confirmation> {
+            unreachable!("no thread reads");
+        }
+
+        fn receive_within(&mut self, _: Duration) -> Result<Option<Confirmation>> {
+            unreachable!("no thread reads");
+        }
+    }
+
     #[test]
     fn frames_are_sent_in_order_by_whichever_thread() {
         let followers = Followers::default();
@@ -598,7 +651,8 @@ mod tests {
         let socket = Arc::new(Socket { space: AtomicUsize::new(8), sent: Mutex::default() });
         let set_space = |bytes| socket.space.store(bytes, Ordering::Relaxed);
         let next = || followers.next_up_to(id, Duration::ZERO, 100);
-        followers.send_directly(id, Arc::<Socket>::clone(&socket));
+        let unread = Arc::new(Confirmations::new(id, Unread));
+        followers.share_connection(id, Arc::<Socket>::clone(&socket), unread);
         followers.ship(b"frame", 1);
         assert_eq!(next(), NextShipment::None, "it was sent");
         followers.ship(b"frame", 2);

@@ -5,6 +5,8 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use mooncake_base::{Clock, Error, ErrorCode, Result};
 
+#[cfg(test)]
+use super::confirmations::Confirmation;
 use super::{
     Directory, Journal, RecoveredJournal,
     directory::file_name,
@@ -82,9 +84,10 @@ impl Journal {
         &self.followers
     }
 
-    /// Records that a standby has everything up to a position, and all frames below a number.
-    pub(crate) fn confirm_standby(&self, id: FollowerId, position: u64, next_frame: u64) {
-        self.followers.confirm(id, position, next_frame);
+    /// Records what a standby has, where no connection tells it.
+    #[cfg(test)]
+    pub(crate) fn confirm_standby(&self, id: FollowerId, confirmation: Confirmation) {
+        self.followers.confirm(id, confirmation);
         self.wake_waiters();
     }
 

@@ -9,6 +9,7 @@ use std::{
 use mooncake_base::sync::MutexGuard;
 use mooncake_base::{
     ClientId, Clock, Incarnation, KeyRef, Moment, ObjectKey, SegmentId, SystemClock, TenantId,
+    Version,
 };
 
 use super::{disk::Disk, frame::HEADER_BYTES, simulated_disk::SimulatedDisk, *};
@@ -73,36 +74,22 @@ impl Pool {
     }
 
     fn change<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
-        let mut state = self.state.lock();
-        let result = change(&mut state);
-        let end = self.journal().append(|into| state.log_mut().take_effects(into));
-        drop(state);
+        let (result, end) = self.append(change);
         self.journal().wait_durable(end);
         result
     }
 
+    /// Changes the state and does not wait for the log. Returns the position behind the change.
+    fn append<R>(&self, change: impl FnOnce(&mut State) -> R) -> (R, u64) {
+        let mut state = self.state.lock();
+        let result = change(&mut state);
+        (result, self.journal().append(|into| state.log_mut().take_effects(into)))
+    }
+
     fn put(&self, key: &str) {
-        let (now, tenant, options) =
-            (Moment::default(), TenantId::default(), PutOptions::default());
-        let started = self.change(|state| {
-            let key = KeyRef::new(key.as_bytes()).unwrap();
-            let put = Put {
-                key,
-                length: 100,
-                group: b"",
-                options: &options,
-                is_replacing: true,
-                if_version: None,
-                request: 0,
-            };
-            state.puts().put_start(now, CLIENT, &tenant, put).unwrap()
-        });
-        let put = PutRef {
-            key: key.as_bytes(),
-            version: started.version,
-            failed_replicas: &[],
-            checksum: None,
-        };
+        let version = self.change(|state| start_put(state, key));
+        let (now, tenant) = (Moment::default(), TenantId::default());
+        let put = PutRef { key: key.as_bytes(), version, failed_replicas: &[], checksum: None };
         self.change(|state| state.puts().put_end(now, CLIENT, &tenant, put).unwrap());
     }
 
@@ -125,6 +112,21 @@ impl Pool {
         let number = self.journal().writer.lock().number;
         self.journal().directory.path_of(&file_name(Kind::Log, number))
     }
+}
+
+/// Starts a put. Returns the version of the object.
+fn start_put(state: &mut State, key: &str) -> Version {
+    let options = PutOptions::default();
+    let put = Put {
+        key: KeyRef::new(key.as_bytes()).unwrap(),
+        length: 100,
+        group: b"",
+        options: &options,
+        is_replacing: true,
+        if_version: None,
+        request: 0,
+    };
+    state.puts().put_start(Moment::default(), CLIENT, &TenantId::default(), put).unwrap().version
 }
 
 fn spec() -> SegmentSpec {
@@ -367,6 +369,7 @@ fn waits_for_sync_share_one_and_end_at_their_deadline() {
     drop(maintenance);
 }
 
+mod confirmations;
 mod crash;
 mod standby;
 mod streaming;

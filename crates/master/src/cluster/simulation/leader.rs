@@ -33,7 +33,7 @@ use crate::{
         supervision::{Supervision, others},
     },
     journal::{
-        FollowerId, Journal, LogSync, Newcomer, NextShipment, OnLogFailure, Snapshot,
+        Confirmation, FollowerId, Journal, LogSync, Newcomer, NextShipment, OnLogFailure, Snapshot,
         level::RecordLevel,
     },
     service::GuardedState,
@@ -400,7 +400,7 @@ impl Simulation {
             (FromStandby { confirm: Some(confirm), .. }, Stage::Following(id)) => {
                 let Confirm { position, next_frame } = confirm;
                 let id = *id;
-                leader.journal().confirm_standby(id, position, next_frame);
+                leader.journal().confirm_standby(id, Confirmation { position, next_frame });
                 leader.confirmed_by_any = leader.confirmed_by_any.max(position);
                 Ok(())
             }

@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, fs, sync::mpsc, thread, time::Duration};
 
 use super::{
     super::{
+        confirmations::Confirmation,
         followers::{FollowerId, Newcomer, NextShipment},
         shipping::{has_standbys, tell_leases},
         standby::StandbyLog,
@@ -25,6 +26,10 @@ fn required(members: &[&str]) -> BTreeSet<String> {
     members.iter().map(|member| (*member).to_owned()).collect()
 }
 
+fn confirm(journal: &Journal, id: FollowerId, position: u64, next_frame: u64) {
+    journal.confirm_standby(id, Confirmation { position, next_frame });
+}
+
 /// Hands a standby what it lacks, and attaches it.
 fn catch_up(standby: &mut StandbyLog, leader: &Pool) -> FollowerId {
     let journal = leader.journal();
@@ -35,7 +40,7 @@ fn catch_up(standby: &mut StandbyLog, leader: &Pool) -> FollowerId {
         let missed = source.next(&STANDBY).unwrap();
         standby.receive(&missed.bytes).unwrap();
         if let Some((id, position)) = missed.attached {
-            journal.confirm_standby(id, position, standby.place().1);
+            confirm(journal, id, position, standby.place().1);
             source.end();
             return id;
         }
@@ -80,7 +85,7 @@ fn standby_catches_up_follows_and_takes_over() {
             assert!(journal.synced_position() < shipment.position, "memory would be reused early");
             standby.receive(&shipment.frames).unwrap();
             let has_all = standby.image().objects() == 3;
-            journal.confirm_standby(id, shipment.position, standby.place().1);
+            confirm(journal, id, shipment.position, standby.place().1);
             if has_all {
                 break;
             }
@@ -256,24 +261,12 @@ fn position_is_confirmed_across_change_of_files() {
     let mut source = journal.catch_up(1);
     let (id, position) = source.next(&STANDBY).unwrap().attached.unwrap();
     source.end();
-    journal.confirm_standby(id, position, 1);
+    confirm(journal, id, position, 1);
     let mut snapshot = Snapshot::prepare(journal, None).unwrap();
     // The next file begins right behind effects that are not written.
     let end = {
         let mut state = leader.state.lock();
-        let tenant = TenantId::default();
-        let key = KeyRef::new(b"key").unwrap();
-        let options = PutOptions::default();
-        let put = Put {
-            key,
-            length: 100,
-            group: b"",
-            options: &options,
-            is_replacing: true,
-            if_version: None,
-            request: 0,
-        };
-        state.puts().put_start(Moment::default(), CLIENT, &tenant, put).unwrap();
+        start_put(&mut state, "key");
         let end = journal.append(|into| state.log_mut().take_effects(into));
         snapshot.begin(journal, &state, Moment::default());
         end
@@ -282,7 +275,7 @@ fn position_is_confirmed_across_change_of_files() {
     journal.wait_written(end);
     assert!(!journal.is_durable(end));
     while let NextShipment::Frames(shipment) = journal.followers().next(id, Duration::ZERO) {
-        journal.confirm_standby(id, shipment.position, 1);
+        confirm(journal, id, shipment.position, 1);
     }
     assert!(journal.is_durable(end));
 }
