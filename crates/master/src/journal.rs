@@ -66,7 +66,7 @@ pub use self::{
     disk::{Disk, LogFile},
     status::JournalStatus,
 };
-pub(crate) use confirmations::{Confirmation, ConfirmationSource, Confirmations};
+pub(crate) use confirmations::{ConfirmationSource, Confirmations, StandbyProgress};
 pub(crate) use followers::{
     DirectSender, FollowerId, FollowerStatus, Newcomer, NextShipment, Sent, Shipment,
 };

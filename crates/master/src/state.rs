@@ -71,7 +71,7 @@ pub use self::{
     rules::{
         AllocationStrategy, EvictionKind, OffloadRules, PromotionRules, Rules, TaskRules, Watermark,
     },
-    snapshot::SnapshotCursor,
+    snapshot::{SnapshotCursor, log_rest},
     tags::Tags,
 };
 use crate::state::{

@@ -163,6 +163,9 @@ pub struct Frames {
     /// Objects that have a lease; they come in no order among the frames.
     #[prost(message, optional, tag = "4")]
     pub leases: Option<Leases>,
+    /// All memory that must rest is in the log up to here. Void when more frames follow.
+    #[prost(bool, tag = "5")]
+    pub is_rest_logged: bool,
 }
 
 /// Objects that have a lease: those that got one since the last message of this kind, and for a standby

@@ -437,7 +437,8 @@ mod tests {
     fn flipped_bit_of_a_message_is_noticed() {
         let leases = Leases { versions: vec![9], left_ms: vec![10], ..Leases::default() };
         let leases = Some(leases);
-        let frames = Frames { bytes: vec![7; 9], position: 300, level: 1, leases };
+        let frames =
+            Frames { bytes: vec![7; 9], position: 300, level: 1, leases, is_rest_logged: true };
         check(&FromLeader { frames: Some(frames), ..FromLeader::default() });
         let confirm = Confirm { position: 1 << 40, next_frame: 12 };
         check(&FromStandby { confirm: Some(confirm), ..FromStandby::default() });

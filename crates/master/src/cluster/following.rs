@@ -319,6 +319,9 @@ impl Shared {
         if let Some(leases) = frames.leases {
             log.receive_leases(SystemClock.now(), &lease_notes::from_message(leases));
         }
+        if frames.is_rest_logged {
+            log.set_rest_logged();
+        }
         log.set_level(RecordLevel(frames.level))?;
         if self.cluster.settings.log_sync == LogSync::Always
             && let Some(point) = log.sync_point()

@@ -30,11 +30,10 @@ use super::{
 };
 use crate::{
     journal::{
-        Confirmation, ConfirmationSource, Confirmations, DirectSender, FollowerId, Journal,
-        Newcomer, NextShipment, Sent, Shipment, level::RecordLevel,
+        ConfirmationSource, Confirmations, DirectSender, FollowerId, Journal, Newcomer,
+        NextShipment, Sent, Shipment, StandbyProgress, level::RecordLevel,
     },
     service::{Service, VERSION, unproven::ConnectionPlace},
-    state::LeaseNotes,
 };
 
 /// Maximum number of standbys that are connected.
@@ -233,7 +232,7 @@ impl LogSource {
             let missed = source.next(&standby)?;
             let position = missed.attached.map_or(0, |(_, position)| position);
             let shipment = Shipment { frames: missed.bytes.into(), position };
-            channel.send(&frames_message(journal, &shipment, None))?;
+            channel.send(&frames_message(journal, &shipment))?;
             self.counts.add_sent(shipment.frames.len());
             if let Some(attached) = missed.attached {
                 source.end();
@@ -267,15 +266,22 @@ impl LogSource {
             })?;
             let sent = loop {
                 let mut shipment = Shipment { frames: Arc::default(), position };
-                let mut leases = None;
+                let (mut leases, mut is_rest_logged) = (None, false);
                 match journal.followers().next(id, KEEPALIVE) {
                     NextShipment::Frames(frames) => shipment = frames,
                     NextShipment::Leases(notes) => leases = Some(notes),
+                    NextShipment::RestLogged => is_rest_logged = true,
                     NextShipment::None => {}
                     NextShipment::Detached => break Ok(()),
                 }
                 position = shipment.position;
-                if let Err(error) = sender.send(&frames_message(journal, &shipment, leases)) {
+                let frames = Frames {
+                    leases: leases.map(lease_notes::to_message),
+                    is_rest_logged,
+                    ..frames(journal, &shipment)
+                };
+                let message = FromLeader { frames: Some(frames), ..FromLeader::default() };
+                if let Err(error) = sender.send(&message) {
                     break Err(error);
                 }
                 self.counts.add_sent(shipment.frames.len());
@@ -304,7 +310,7 @@ impl LogSource {
         }
         // It says that it is alive while it reads the snapshot.
         loop {
-            let Confirmation { next_frame, .. } = confirmation(channel)?;
+            let StandbyProgress { next_frame, .. } = confirmation(channel)?;
             if next_frame > 0 {
                 return Ok(next_frame);
             }
@@ -324,7 +330,7 @@ impl DirectSender for Direct {
     fn try_send(&self, shipment: &Shipment) -> Sent {
         let Some(service) = self.service.upgrade() else { return Sent::Nothing };
         let Some(journal) = service.shared().journal() else { return Sent::Nothing };
-        let sent = self.sender.try_send(&frames_message(journal, shipment, None));
+        let sent = self.sender.try_send(&frames_message(journal, shipment));
         if sent != Sent::Nothing {
             self.counts.add_sent(shipment.frames.len());
         }
@@ -363,15 +369,13 @@ pub(super) fn answer_attach(
     })
 }
 
-fn frames_message(
-    journal: &Journal,
-    shipment: &Shipment,
-    leases: Option<LeaseNotes>,
-) -> FromLeader {
+fn frames(journal: &Journal, shipment: &Shipment) -> Frames {
     let (bytes, position) = (shipment.frames.to_vec(), shipment.position);
-    let (level, leases) = (journal.level().get().0, leases.map(lease_notes::to_message));
-    let frames = Some(Frames { bytes, position, level, leases });
-    FromLeader { frames, ..FromLeader::default() }
+    Frames { bytes, position, level: journal.level().get().0, ..Frames::default() }
+}
+
+fn frames_message(journal: &Journal, shipment: &Shipment) -> FromLeader {
+    FromLeader { frames: Some(frames(journal, shipment)), ..FromLeader::default() }
 }
 
 /// The end of a connection at which the confirmations of a standby arrive.
@@ -379,23 +383,23 @@ fn frames_message(
 struct Incoming(Channel);
 
 impl ConfirmationSource for Incoming {
-    fn receive(&mut self) -> Result<Confirmation> {
+    fn receive(&mut self) -> Result<StandbyProgress> {
         confirmation(&mut self.0)
     }
 
-    fn receive_within(&mut self, time: Duration) -> Result<Option<Confirmation>> {
+    fn receive_within(&mut self, time: Duration) -> Result<Option<StandbyProgress>> {
         self.0.receive_within(time)?.map(confirmed).transpose()
     }
 }
 
-fn confirmation(channel: &mut Channel) -> Result<Confirmation> {
+fn confirmation(channel: &mut Channel) -> Result<StandbyProgress> {
     channel.receive().and_then(confirmed)
 }
 
-fn confirmed(message: FromStandby) -> Result<Confirmation> {
+fn confirmed(message: FromStandby) -> Result<StandbyProgress> {
     let Confirm { position, next_frame } =
         message.confirm.ok_or_else(|| malformed("it confirms nothing"))?;
-    Ok(Confirmation { position, next_frame })
+    Ok(StandbyProgress { position, next_frame })
 }
 
 fn malformed(why: &str) -> Error {

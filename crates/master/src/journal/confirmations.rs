@@ -28,7 +28,7 @@ const IDLE: Duration = Duration::from_millis(25);
 
 /// What a standby has: everything up to a position, and all frames below a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Confirmation {
+pub(crate) struct StandbyProgress {
     pub(crate) position: u64,
     pub(crate) next_frame: u64,
 }
@@ -39,13 +39,13 @@ pub(crate) trait ConfirmationSource: fmt::Debug + Send {
     ///
     /// # Errors
     /// The connection broke, or the standby is silent.
-    fn receive(&mut self) -> Result<Confirmation>;
+    fn receive(&mut self) -> Result<StandbyProgress>;
 
     /// Waits for the next one for a time; returns `None` if none came.
     ///
     /// # Errors
     /// The connection broke.
-    fn receive_within(&mut self, time: Duration) -> Result<Option<Confirmation>>;
+    fn receive_within(&mut self, time: Duration) -> Result<Option<StandbyProgress>>;
 }
 
 /// The confirmations that arrive over one connection.
@@ -56,14 +56,14 @@ pub(crate) struct Confirmations {
     source: Mutex<Box<dyn ConfirmationSource>>,
     /// A thread waits for a confirmation that another one reads.
     is_asked: AtomicBool,
-    turn: Mutex<Turn>,
+    reading: Mutex<Reading>,
     /// It is the turn of the connection's thread.
     changed: Condvar,
 }
 
 /// Decides when the thread of the connection reads.
 #[derive(Debug)]
-struct Turn {
+struct Reading {
     /// Tasks wait for this position.
     awaited: u64,
     /// What the standby has.
@@ -81,7 +81,7 @@ impl Confirmations {
             id,
             source: Mutex::new(Box::new(source)),
             is_asked: AtomicBool::new(false),
-            turn: Mutex::new(Turn { awaited: 0, confirmed: 0, read, failure: None }),
+            reading: Mutex::new(Reading { awaited: 0, confirmed: 0, read, failure: None }),
             changed: Condvar::new(),
         }
     }
@@ -132,47 +132,51 @@ impl Confirmations {
 
     /// Makes the thread of the connection read until the standby has a position, as a task waits for it.
     pub(super) fn read_for_task(&self, position: u64) {
-        let turn = &mut *self.turn.lock();
-        turn.awaited = turn.awaited.max(position);
+        let reading = &mut *self.reading.lock();
+        reading.awaited = reading.awaited.max(position);
         self.changed.notify_all();
     }
 
     fn wait_for_turn(&self) -> Result<()> {
-        let mut turn = self.turn.lock();
+        let mut reading = self.reading.lock();
         loop {
-            if let Some(failure) = turn.failure.take() {
+            if let Some(failure) = reading.failure.take() {
                 return Err(failure);
             }
-            let left = (turn.read + IDLE).left(SystemClock.now());
-            if turn.awaited > turn.confirmed || left.is_zero() {
+            let left = (reading.read + IDLE).left(SystemClock.now());
+            if reading.awaited > reading.confirmed || left.is_zero() {
                 return Ok(());
             }
-            self.changed.wait_for(&mut turn, left);
+            self.changed.wait_for(&mut reading, left);
         }
     }
 
     /// Returns whether a thread that waits should read, and no task needs the thread of the connection.
     fn is_handed_over(&self) -> bool {
-        let turn = self.turn.lock();
-        turn.awaited <= turn.confirmed && self.is_asked.swap(false, Ordering::AcqRel)
+        let reading = self.reading.lock();
+        reading.awaited <= reading.confirmed && self.is_asked.swap(false, Ordering::AcqRel)
     }
 
     /// Records what was received. Returns the position that the standby has; `None` if nothing was
     /// received.
-    fn take(&self, followers: &Followers, received: Result<Option<Confirmation>>) -> Option<u64> {
+    fn take(
+        &self,
+        followers: &Followers,
+        received: Result<Option<StandbyProgress>>,
+    ) -> Option<u64> {
         let confirmation = match received {
             Ok(confirmation) => confirmation?,
             Err(error) => {
                 followers.detach(self.id);
-                self.turn.lock().failure = Some(error);
+                self.reading.lock().failure = Some(error);
                 self.changed.notify_all();
                 return None;
             }
         };
         followers.confirm(self.id, confirmation);
-        let turn = &mut *self.turn.lock();
-        turn.confirmed = turn.confirmed.max(confirmation.position);
-        turn.read = SystemClock.now();
-        Some(turn.confirmed)
+        let reading = &mut *self.reading.lock();
+        reading.confirmed = reading.confirmed.max(confirmation.position);
+        reading.read = SystemClock.now();
+        Some(reading.confirmed)
     }
 }

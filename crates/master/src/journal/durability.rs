@@ -170,7 +170,7 @@ impl Journal {
             if left.is_zero() {
                 return false;
             }
-            if self.disk_position() < position {
+            if self.disk_position().min(self.written.load(Ordering::Acquire)) < position {
                 self.request_sync();
             }
             self.followers.read_for_task(position);

@@ -19,7 +19,7 @@ use mooncake_base::{
 };
 
 use super::{
-    confirmations::{Confirmation, Confirmations},
+    confirmations::{Confirmations, StandbyProgress},
     level::RecordLevel,
 };
 use crate::state::LeaseNotes;
@@ -55,6 +55,8 @@ pub(crate) enum NextShipment {
     Frames(Shipment),
     /// These notes of leases.
     Leases(LeaseNotes),
+    /// That all memory which must rest is in the log.
+    RestLogged,
     /// There are none yet.
     None,
     /// The standby is no longer attached: it was too far behind, or another connection took its place.
@@ -148,7 +150,9 @@ struct Follower {
     queue: VecDeque<Shipment>,
     queued_bytes: usize,
     leases: PendingLeases,
-    /// Frames that were in the queue are being sent.
+    /// It is to be told, behind all frames, that all memory which must rest is in the log.
+    owes_rest: bool,
+    /// Something that was taken out of the queue is being sent.
     is_sending: bool,
     confirmed: u64,
     /// The position up to which it gets the log from the files.
@@ -256,8 +260,8 @@ impl Followers {
     }
 
     /// Records what a standby has.
-    pub(super) fn confirm(&self, id: FollowerId, confirmation: Confirmation) {
-        let Confirmation { position, next_frame } = confirmation;
+    pub(super) fn confirm(&self, id: FollowerId, confirmation: StandbyProgress) {
+        let StandbyProgress { position, next_frame } = confirmation;
         let table = &mut *self.table.lock();
         let shipped = table.shipped;
         let Some(follower) = table.attached(id) else { return };
@@ -325,17 +329,39 @@ impl Followers {
         let mut table = self.table.lock();
         loop {
             let Some(follower) = table.attached(id) else { return NextShipment::Detached };
-            follower.is_sending = false;
-            if !follower.leases.notes.is_empty() {
-                return NextShipment::Leases(follower.leases.notes.take_part());
-            }
-            if let Some(shipment) = follower.take(bytes_max) {
+            let was_sending = std::mem::take(&mut follower.is_sending);
+            if let Some(next) = follower.next(bytes_max) {
                 follower.is_sending = true;
-                return NextShipment::Frames(shipment);
+                return next;
+            }
+            if was_sending {
+                self.changed.notify_all();
             }
             let left = end.left(SystemClock.now());
             if left.is_zero() {
                 return NextShipment::None;
+            }
+            self.changed.wait_for(&mut table, left);
+        }
+    }
+
+    /// Tells all standbys that all memory which must rest is in the log. Void if more is written.
+    pub(super) fn tell_rest_logged(&self) {
+        let table = &mut *self.table.lock();
+        for follower in table.followers.iter_mut().filter(|one| one.attachment.is_some()) {
+            follower.owes_rest = true;
+        }
+        self.changed.notify_all();
+    }
+
+    /// Waits until everything was sent to all standbys that are attached, or the time is over.
+    pub(super) fn wait_sent(&self, time: Duration) {
+        let end = SystemClock.now() + time;
+        let mut table = self.table.lock();
+        while table.followers.iter().any(Follower::has_unsent) {
+            let left = end.left(SystemClock.now());
+            if left.is_zero() {
+                return;
             }
             self.changed.wait_for(&mut table, left);
         }
@@ -413,6 +439,7 @@ impl Table {
                 queue: VecDeque::new(),
                 queued_bytes: 0,
                 leases: PendingLeases::default(),
+                owes_rest: false,
                 is_sending: false,
                 confirmed: 0,
                 attached_at: 0,
@@ -464,6 +491,21 @@ impl Follower {
         }
     }
 
+    /// Takes out what is sent next.
+    fn next(&mut self, bytes_max: usize) -> Option<NextShipment> {
+        if !self.leases.notes.is_empty() {
+            return Some(NextShipment::Leases(self.leases.notes.take_part()));
+        }
+        if let Some(shipment) = self.take(bytes_max) {
+            return Some(NextShipment::Frames(shipment));
+        }
+        std::mem::take(&mut self.owes_rest).then_some(NextShipment::RestLogged)
+    }
+
+    fn has_unsent(&self) -> bool {
+        self.is_sending || self.owes_rest || !self.queue.is_empty() || !self.leases.notes.is_empty()
+    }
+
     fn take(&mut self, bytes_max: usize) -> Option<Shipment> {
         let mut shipment = self.queue.pop_front()?;
         self.queued_bytes -= shipment.frames.len();
@@ -494,6 +536,7 @@ impl Follower {
         self.queue.clear();
         self.queued_bytes = 0;
         self.leases = PendingLeases::default();
+        self.owes_rest = false;
         self.is_sending = false;
     }
 }
@@ -525,7 +568,7 @@ mod tests {
     }
 
     fn confirm(followers: &Followers, id: FollowerId, position: u64, next_frame: u64) {
-        followers.confirm(id, Confirmation { position, next_frame });
+        followers.confirm(id, StandbyProgress { position, next_frame });
     }
 
     fn shipment(frames: &[u8], position: u64) -> NextShipment {
@@ -635,11 +678,11 @@ mod tests {
     struct Unread;
 
     impl ConfirmationSource for Unread {
-        fn receive(&mut self) -> Result<Confirmation> {
+        fn receive(&mut self) -> Result<StandbyProgress> {
             unreachable!("no thread reads");
         }
 
-        fn receive_within(&mut self, _: Duration) -> Result<Option<Confirmation>> {
+        fn receive_within(&mut self, _: Duration) -> Result<Option<StandbyProgress>> {
             unreachable!("no thread reads");
         }
     }

@@ -1,12 +1,12 @@
 //! The log for its standbys: frames from the files up to the present, then each frame as it is
 //! written.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use mooncake_base::{Clock, Error, ErrorCode, Result};
 
 #[cfg(test)]
-use super::confirmations::Confirmation;
+use super::confirmations::StandbyProgress;
 use super::{
     Directory, Journal, RecoveredJournal,
     directory::file_name,
@@ -86,7 +86,7 @@ impl Journal {
 
     /// Records what a standby has, where no connection tells it.
     #[cfg(test)]
-    pub(crate) fn confirm_standby(&self, id: FollowerId, confirmation: Confirmation) {
+    pub(crate) fn confirm_standby(&self, id: FollowerId, confirmation: StandbyProgress) {
         self.followers.confirm(id, confirmation);
         self.wake_waiters();
     }
@@ -108,6 +108,12 @@ pub(crate) fn has_standbys(journal: &Journal) -> bool {
 /// included.
 pub(crate) fn tell_leases(journal: &Journal, notes: &LeaseNotes) -> bool {
     journal.followers.tell_leases(notes)
+}
+
+/// Tells the standbys that all memory which must rest is in the log, and waits until that was sent.
+pub(crate) fn tell_rest_logged(journal: &Journal, time: Duration) {
+    journal.followers.tell_rest_logged();
+    journal.followers.wait_sent(time);
 }
 
 impl SnapshotFiles<'_> {

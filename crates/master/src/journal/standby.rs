@@ -257,6 +257,11 @@ impl StandbyLog {
         self.recovered.image.receive_leases(now, notes);
     }
 
+    /// Takes it from the leader that all memory which must rest is in what was received.
+    pub(crate) fn set_rest_logged(&mut self) {
+        self.recovered.image.set_rest_logged();
+    }
+
     /// Forgets all notes of leases: some may be missing. Called for each connection to a leader.
     pub(crate) fn forget_leases(&mut self) {
         self.recovered.image.forget_leases();

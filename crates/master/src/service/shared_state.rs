@@ -6,11 +6,12 @@
 use std::{
     borrow::Cow,
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use bytes::Bytes;
 use mooncake_base::sync::{Mutex, MutexGuard};
-use mooncake_base::{Clock, Error, Moment, Result, SegmentId, TenantId};
+use mooncake_base::{Clock, Error, Moment, Result, SegmentId, SystemClock, TenantId};
 use mooncake_proto::v1;
 use tokio::sync::Notify;
 
@@ -25,7 +26,7 @@ use crate::{
     events::Events,
     fatal::FatalError,
     journal::{Journal, shipping},
-    state::{LeaseSweep, State},
+    state::{LeaseSweep, State, log_rest},
 };
 
 /// Slices of a sweep for leases at a time; there are other calls in between.
@@ -134,6 +135,24 @@ impl SharedState {
             if shipping::tell_leases(journal, &notes) {
                 sweep.restart();
             }
+        }
+    }
+
+    /// Brings into the log which memory must rest, and tells the standbys that they know of all of it, so
+    /// that the next leader may use the other memory at once. Called when no call is under way. Takes at
+    /// most `time`; without it, all free memory rests.
+    pub(crate) fn hand_rest_over(&self, time: Duration) {
+        let Some(journal) = &self.journal else { return };
+        let deadline = SystemClock.now() + time;
+        let mut state = self.lock();
+        if !log_rest(&mut state, self.now()) {
+            return;
+        }
+        // Appends the records.
+        drop(state);
+        let position = journal.appended();
+        if journal.wait_synced(position, deadline) {
+            shipping::tell_rest_logged(journal, deadline.left(SystemClock.now()));
         }
     }
 

@@ -16,7 +16,7 @@ use crate::state::{
     ids::{ObjectSlot, SegmentSlot, Slot},
     inventory::{Inventory, quota::quotas},
     ledger::{effect::Effect, objects::logged_object},
-    pool::segment::SegmentStatus,
+    pool::segment::{Segment, SegmentStatus},
 };
 
 /// Position of a snapshot that [`State::begin_snapshot`](crate::state::State::begin_snapshot) started.
@@ -80,6 +80,22 @@ impl State {
     }
 }
 
+/// Records all memory that late reads or writes may reach, so that a master which takes over right behind
+/// these records may use all other free memory at once. Returns `false`, and records nothing, while some
+/// rests that is not known block by block: since a restart, or since it was mounted.
+pub fn log_rest(state: &mut State, now: Moment) -> bool {
+    let is_whole = |segment: &Segment| segment.quarantined_until.is_some() || segment.awaits_sync;
+    if state.inventory.segments().mounted().any(|(_, segment)| is_whole(segment)) {
+        return false;
+    }
+    let mut records = Vec::new();
+    for_each_resting(state, now, |effect, _| records.push(effect));
+    for effect in records {
+        state.inventory.record(|| effect);
+    }
+    true
+}
+
 /// Appends an object.
 fn append_object(inventory: &Inventory, slot: ObjectSlot, object: &Object, into: &mut Vec<u8>) {
     let logged = logged_object(inventory.catalog(), inventory.pool(), slot, object);
@@ -95,28 +111,40 @@ fn append_object(inventory: &Inventory, slot: ObjectSlot, object: &Object, into:
 /// Appends memory that is quarantined for longer than all memory is after a restart, since late
 /// reads or writes may reach it; memory of displaced puts included.
 fn append_quarantine(state: &State, now: Moment, into: &mut Vec<u8>) {
-    let mut append = |slot: SegmentSlot, block, time: Duration| {
-        let segment = state.inventory.segments().at(slot);
-        if segment.is_mounted() && !state.inventory.max_granted().covers(time) {
+    let bounds = state.inventory.max_granted();
+    for_each_resting(state, now, |effect, time| {
+        if !bounds.covers(time) {
+            effect.encode(into);
+        }
+    });
+}
+
+/// Calls `visit` with the record of each block that late reads or writes may reach, and with the time for
+/// which it must rest.
+fn for_each_resting(state: &State, now: Moment, mut visit: impl FnMut(Effect<'static>, Duration)) {
+    let inventory = &state.inventory;
+    let mut visit = |slot: SegmentSlot, block, time: Duration| {
+        let segment = inventory.segments().at(slot);
+        if segment.is_mounted() {
             let offset = segment.allocator.offset(block);
             let length = segment.allocator.size(block);
-            Effect::Quarantined { number: segment.number, offset, length, time }.encode(into);
+            visit(Effect::Quarantined { number: segment.number, offset, length, time }, time);
         }
     };
-    for (until, slot, block) in state.inventory.pool().quarantined() {
-        append(slot, block, until.left(now));
+    for (until, slot, block) in inventory.pool().quarantined() {
+        visit(slot, block, until.left(now));
     }
-    for (slot, block) in state.inventory.pool().prepared() {
-        append(slot, block, state.inventory.rules().late_end());
+    for (slot, block) in inventory.pool().prepared() {
+        visit(slot, block, inventory.rules().late_end());
     }
     // The target of a task or a promotion becomes a replica only when that ends.
-    for replica in state.tasks.placed().chain(state.inventory.promotions().placed()) {
-        append(replica.segment, replica.block, state.inventory.rules().late_end());
+    for replica in state.tasks.placed().chain(inventory.promotions().placed()) {
+        visit(replica.segment, replica.block, inventory.rules().late_end());
     }
     for write in state.writes.iter().filter(|write| write.object.is_none()) {
-        let end = write.window_began + state.inventory.rules().late_end();
+        let end = write.window_began + inventory.rules().late_end();
         for replica in write.replicas.iter() {
-            append(replica.segment, replica.block, end.left(now));
+            visit(replica.segment, replica.block, end.left(now));
         }
     }
 }

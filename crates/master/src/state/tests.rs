@@ -5,6 +5,7 @@ mod disks;
 mod events;
 mod evicted_to_disk;
 mod groups;
+mod handed_rest;
 mod holds;
 mod model;
 mod moves;

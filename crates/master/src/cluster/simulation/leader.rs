@@ -33,8 +33,8 @@ use crate::{
         supervision::{Supervision, others},
     },
     journal::{
-        Confirmation, FollowerId, Journal, LogSync, Newcomer, NextShipment, OnLogFailure, Snapshot,
-        level::RecordLevel,
+        FollowerId, Journal, LogSync, Newcomer, NextShipment, OnLogFailure, Snapshot,
+        StandbyProgress, level::RecordLevel,
     },
     service::GuardedState,
     state::{LeaseNotes, LeaseSweep, State},
@@ -328,11 +328,16 @@ impl Simulation {
             }
             let Stage::Following(id) = shipping.stage else { continue };
             loop {
+                let mut is_rest_logged = false;
                 let (bytes, position) = match journal.followers().next(id, Duration::ZERO) {
                     NextShipment::Frames(sent) => (sent.frames.to_vec(), sent.position),
                     NextShipment::Leases(notes) => {
                         shipping.leases.join(&notes);
                         continue;
+                    }
+                    NextShipment::RestLogged => {
+                        is_rest_logged = true;
+                        (Vec::new(), shipping.position)
                     }
                     NextShipment::None if (shipping.sent + KEEPALIVE).has_passed(now) => {
                         (Vec::new(), shipping.position)
@@ -345,7 +350,7 @@ impl Simulation {
                 };
                 (shipping.position, shipping.sent) = (position, now);
                 let leases = Some(lease_notes::to_message(mem::take(&mut shipping.leases)));
-                let frames = Some(Frames { bytes, position, level, leases });
+                let frames = Some(Frames { bytes, position, level, leases, is_rest_logged });
                 let message = FromLeader { frames, ..FromLeader::default() };
                 self.outgoing.push(Message::ToStandby { connection, message });
             }
@@ -400,7 +405,7 @@ impl Simulation {
             (FromStandby { confirm: Some(confirm), .. }, Stage::Following(id)) => {
                 let Confirm { position, next_frame } = confirm;
                 let id = *id;
-                leader.journal().confirm_standby(id, Confirmation { position, next_frame });
+                leader.journal().confirm_standby(id, StandbyProgress { position, next_frame });
                 leader.confirmed_by_any = leader.confirmed_by_any.max(position);
                 Ok(())
             }
@@ -474,7 +479,7 @@ impl Simulation {
             })?;
             let position = missed.attached.map_or(0, |(_, position)| position);
             let bytes = missed.bytes;
-            let frames = Some(Frames { bytes, position, level, leases: None });
+            let frames = Some(Frames { bytes, position, level, ..Frames::default() });
             let message = FromLeader { frames, ..FromLeader::default() };
             self.outgoing.push(Message::ToStandby { connection, message });
             if let Some((id, position)) = missed.attached {

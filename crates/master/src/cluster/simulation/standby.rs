@@ -156,6 +156,9 @@ impl Simulation {
                 if let Some(leases) = frames.leases {
                     standby.log.receive_leases(local, &lease_notes::from_message(leases));
                 }
+                if frames.is_rest_logged {
+                    standby.log.set_rest_logged();
+                }
                 standby.log.set_level(RecordLevel(frames.level))?;
                 if self.plan.sync == LogSync::Always
                     && let Some(point) = standby.log.sync_point()

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender},
     thread,
     time::Duration,
 };
@@ -11,7 +11,7 @@ use mooncake_base::Error;
 
 use super::{
     super::{
-        confirmations::{Confirmation, ConfirmationSource, Confirmations},
+        confirmations::{ConfirmationSource, Confirmations, StandbyProgress},
         followers::{DirectSender, FollowerId, Newcomer, Sent, Shipment},
     },
     *,
@@ -20,12 +20,12 @@ use super::{
 /// What a standby that has received everything at once confirms.
 #[derive(Debug)]
 struct Connection {
-    confirm: Sender<Confirmation>,
+    confirm: SyncSender<StandbyProgress>,
 }
 
 impl DirectSender for Connection {
     fn try_send(&self, shipment: &Shipment) -> Sent {
-        let confirmation = Confirmation { position: shipment.position, next_frame: 1 };
+        let confirmation = StandbyProgress { position: shipment.position, next_frame: 1 };
         // The reader is gone when a test ends.
         let _ = self.confirm.send(confirmation);
         Sent::Whole
@@ -33,14 +33,14 @@ impl DirectSender for Connection {
 }
 
 #[derive(Debug)]
-struct Arriving(Receiver<Confirmation>);
+struct Arriving(Receiver<StandbyProgress>);
 
 impl ConfirmationSource for Arriving {
-    fn receive(&mut self) -> Result<Confirmation> {
+    fn receive(&mut self) -> Result<StandbyProgress> {
         self.0.recv().map_err(|_| Error::closed("the standby has gone"))
     }
 
-    fn receive_within(&mut self, time: Duration) -> Result<Option<Confirmation>> {
+    fn receive_within(&mut self, time: Duration) -> Result<Option<StandbyProgress>> {
         match self.0.recv_timeout(time) {
             Ok(confirmation) => Ok(Some(confirmation)),
             Err(RecvTimeoutError::Timeout) => Ok(None),
@@ -59,8 +59,8 @@ fn attach(journal: &Journal) -> (FollowerId, Arc<Confirmations>) {
         }
     };
     source.end();
-    let (confirm, confirmed) = mpsc::channel();
-    confirm.send(Confirmation { position, next_frame: 1 }).unwrap();
+    let (confirm, confirmed) = mpsc::sync_channel(1 << 16);
+    confirm.send(StandbyProgress { position, next_frame: 1 }).unwrap();
     let confirmations = Arc::new(Confirmations::new(id, Arriving(confirmed)));
     let shared = Arc::clone(&confirmations);
     journal.followers().share_connection(id, Arc::new(Connection { confirm }), shared);

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs, sync::mpsc, thread, time::Duration};
 
 use super::{
     super::{
-        confirmations::Confirmation,
+        confirmations::StandbyProgress,
         followers::{FollowerId, Newcomer, NextShipment},
         shipping::{has_standbys, tell_leases},
         standby::StandbyLog,
@@ -27,7 +27,7 @@ fn required(members: &[&str]) -> BTreeSet<String> {
 }
 
 fn confirm(journal: &Journal, id: FollowerId, position: u64, next_frame: u64) {
-    journal.confirm_standby(id, Confirmation { position, next_frame });
+    journal.confirm_standby(id, StandbyProgress { position, next_frame });
 }
 
 /// Hands a standby what it lacks, and attaches it.

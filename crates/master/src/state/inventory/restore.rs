@@ -41,6 +41,8 @@ pub(in crate::state) struct Restoration {
     now: Moment,
     /// End of the longest fence granted before.
     fence: Moment,
+    /// Memory without a record may be used at once.
+    is_rest_logged: bool,
     /// End of the longest lease that an object without a note may have.
     lease: Moment,
     known_leases: KnownLeases,
@@ -99,6 +101,7 @@ impl Restoration {
         Self {
             now,
             fence,
+            is_rest_logged: image.is_rest_logged && !is_doubtful,
             lease: known_leases.unknown_until(now, image.lease),
             known_leases,
             slots: FxHashMap::default(),
@@ -160,13 +163,16 @@ impl Restoration {
         if let Some(unmount_at) = unmount_at {
             inventory.set_timer(unmount_at, Timer::Unmount(id, incarnation));
         }
-        inventory.set_timer(self.fence, Timer::QuarantineEnd(id, incarnation));
+        let rests = !self.is_rest_logged && !self.fence.has_passed(self.now);
+        if rests {
+            inventory.set_timer(self.fence, Timer::QuarantineEnd(id, incarnation));
+        }
         inventory.set_timer(inventory.recovery.end(), Timer::Unclaimed(id, incarnation));
         inventory.recovery.segments += 1;
         let mut segment = Segment::new(number, logged.client, spec, self.fence);
         segment.status = status;
         (segment.is_unclaimed, segment.is_recovered) = (true, true);
-        segment.quarantined_until = (!self.fence.has_passed(self.now)).then_some(self.fence);
+        segment.quarantined_until = rests.then_some(self.fence);
         segment.unmount_at = unmount_at;
         inventory.pool.segments.insert(segment)
     }

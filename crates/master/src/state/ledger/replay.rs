@@ -48,6 +48,8 @@ pub struct Image {
     pub(in crate::state) next_ordinal: u32,
     /// Leases that a leader has told of, outside of the log.
     pub(in crate::state) known_leases: KnownLeases,
+    /// All memory that must rest has a record, as a leader has said, outside of the log, right behind it.
+    pub(in crate::state) is_rest_logged: bool,
 }
 
 /// A segment of the pool.
@@ -114,7 +116,13 @@ impl Image {
     /// # Errors
     /// The bytes are damaged or of a later version.
     pub fn replay(&mut self, effects: &[u8]) -> Result<(), DecodeError> {
+        self.is_rest_logged = false;
         Effect::decode_all(effects, |effect| self.apply(effect))
+    }
+
+    /// Takes it from the leader that all memory which must rest has a record in what was replayed.
+    pub fn set_rest_logged(&mut self) {
+        self.is_rest_logged = true;
     }
 
     /// Takes notes of the leader that were received at this moment.

@@ -49,7 +49,7 @@ enum Call {
     Lose { key: usize },
     NameAll { loses: usize },
     Answer { waits: bool },
-    Restart { comes_back: [bool; 3] },
+    Restart { comes_back: [bool; 3], hands_over: bool },
 }
 
 const HOSTS: [&str; 3] = ["host-a:1", "host-b:1", "host-c:1"];
@@ -103,7 +103,8 @@ fn call() -> impl Strategy<Value = Call> {
         1 => (0..KEYS.len()).prop_map(|key| Call::Lose { key }),
         1 => (0..KEYS.len()).prop_map(|loses| Call::NameAll { loses }),
         2 => any::<bool>().prop_map(|waits| Call::Answer { waits }),
-        1 => any::<[bool; 3]>().prop_map(|comes_back| Call::Restart { comes_back }),
+        1 => any::<([bool; 3], bool)>()
+            .prop_map(|(comes_back, hands_over)| Call::Restart { comes_back, hands_over }),
     ]
 }
 
@@ -306,7 +307,7 @@ impl Model {
                 let _ = state.tasks().cancel_job(now, job);
             }
             Call::Answer { waits } => prepared::answer(state, waits),
-            Call::Restart { comes_back } => self.restart(comes_back),
+            Call::Restart { comes_back, hands_over } => self.restart(comes_back, hands_over),
             call => self.run_disk(call),
         }
     }
@@ -635,9 +636,9 @@ impl Model {
         }
     }
 
-    /// The master dies and restarts from its log. Some of the clients come back.
-    fn restart(&mut self, comes_back: [bool; 3]) {
-        let before = self.log.check(&mut self.pool);
+    /// The master dies or hands over, and another goes on from its log. Some of the clients come back.
+    fn restart(&mut self, comes_back: [bool; 3], hands_over: bool) {
+        let before = self.log.end(&mut self.pool, hands_over);
         let old = std::mem::replace(&mut self.pool.state, State::new(Rules::default(), 1));
         self.pool.state = self.log.restart(self.pool.now, old.rules());
         let now = self.pool.now;
@@ -750,11 +751,8 @@ impl Model {
         }
         for (key, name) in KEYS.iter().enumerate() {
             let Some(version) = self.lease_of(key) else { continue };
-            let slot = self.pool.state.inventory.find(
-                self.pool.now,
-                TenantIndex::DEFAULT,
-                name.as_bytes(),
-            );
+            let now = self.pool.now;
+            let slot = self.pool.state.inventory.find(now, TenantIndex::DEFAULT, name.as_bytes());
             let slot = slot.expect("leased objects do not vanish");
             assert_eq!(self.pool.state.inventory.objects().at(slot).version(), version);
         }

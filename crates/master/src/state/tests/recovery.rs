@@ -117,6 +117,17 @@ impl Log {
         replayed
     }
 
+    /// Compares the log with the state for the last time, and brings into it which memory must rest if the
+    /// master hands over.
+    pub(super) fn end(&mut self, pool: &mut Pool, hands_over: bool) -> LogView {
+        let is_rest_logged = hands_over && log_rest(&mut pool.state, pool.now);
+        let replayed = self.check(pool);
+        if is_rest_logged {
+            self.image.set_rest_logged();
+        }
+        replayed
+    }
+
     /// Returns a state recovered from the log. An unfinished snapshot is lost with the master.
     pub(super) fn restart(&mut self, now: Moment, rules: &Rules) -> State {
         let (state, restored) =
