@@ -87,7 +87,7 @@ use crate::state::{
     },
     inventory::{Inventory, ahead, expiry, memory, pins, recovery, segments, sweep},
     ledger::counters::Counters,
-    pool::Pool,
+    pool::{Pool, freed::FreedTo},
     random::Random,
     timer::Timer,
 };
@@ -224,7 +224,7 @@ impl State {
             let did_one = self.fire_timer(now)
                 | memory::free_due(&mut self.inventory, now)
                 | self.puts().release_oldest_write(now)
-                | self.inventory.evict_condemned(now)
+                | self.inventory.evict_condemned(now, &mut FreedTo::Pool)
                 | expiry::remove_expired(&mut self.inventory, now);
             let has_expired =
                 self.inventory.log().counters().clients_expired - expired >= EXPIRED_SLICE;

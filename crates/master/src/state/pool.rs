@@ -2,8 +2,8 @@
 
 pub(in crate::state) mod allocation;
 pub mod allocator;
-pub(in crate::state) mod capture;
 pub(in crate::state) mod disks;
+pub(in crate::state) mod freed;
 pub(in crate::state) mod host;
 pub(in crate::state) mod placement;
 pub(in crate::state) mod prepared;
@@ -16,8 +16,8 @@ pub(in crate::state) mod unsynced;
 use crate::state::{
     ids::SegmentSlot,
     pool::{
-        capture::Capture, disks::Disks, placement::AllocationPolicy, prepared::Preparation,
-        quarantine::Quarantine, segment::Segments, unsynced::Unsynced,
+        disks::Disks, placement::AllocationPolicy, prepared::Preparation, quarantine::Quarantine,
+        segment::Segments, unsynced::Unsynced,
     },
 };
 
@@ -34,8 +34,6 @@ pub(in crate::state) struct Pool {
     pub(in crate::state) quarantine: Quarantine,
     pub(in crate::state) unsynced: Unsynced,
     pub(in crate::state) preparation: Preparation,
-    /// Set while a window is evicted.
-    pub(in crate::state) capture: Option<Capture>,
 }
 
 impl Pool {
@@ -48,7 +46,6 @@ impl Pool {
             quarantine: Quarantine::default(),
             unsynced: Unsynced::default(),
             preparation: Preparation::default(),
-            capture: None,
         }
     }
 }

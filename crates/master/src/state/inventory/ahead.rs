@@ -9,6 +9,7 @@ use crate::state::{
     catalog::order::EvictionPass,
     ids::ObjectSlot,
     inventory::{Inventory, eviction::Verdict, moves},
+    pool::freed::FreedTo,
 };
 
 /// Objects examined or evicted ahead of need at a time.
@@ -131,7 +132,7 @@ fn evict_next(
     steps: &mut usize,
 ) -> bool {
     *steps = steps.saturating_sub(1);
-    if inventory.evict_condemned(now) {
+    if inventory.evict_condemned(now, &mut FreedTo::Pool) {
         return true;
     }
     let Some(object) = inventory.catalog.pop(pass) else { return false };
@@ -142,7 +143,7 @@ fn evict_next(
             moving.objects.push(object);
         }
         Verdict::Evict => {
-            inventory.evict_group(now, object);
+            inventory.evict_group(now, object, &mut FreedTo::Pool);
         }
         Verdict::Wait(until) => inventory.catalog.park(object, until),
         Verdict::Demote => inventory.catalog.demote(object),

@@ -8,7 +8,10 @@ use crate::state::{
     ids::{DiskSlot, ObjectSlot},
     inventory::{Inventory, offloads::WaitingObject},
     ledger::effect::Effect,
-    pool::disks::{Disks, PoolDisk},
+    pool::{
+        disks::{Disks, PoolDisk},
+        freed::FreedTo,
+    },
     replica::DISK_ORDINAL,
 };
 
@@ -94,8 +97,14 @@ pub(in crate::state) fn drop_lost_copy(inventory: &mut Inventory, slot: ObjectSl
     has_copy
 }
 
-/// Frees the memory of an object that has a copy on disk.
-pub(in crate::state) fn drop_memory(inventory: &mut Inventory, now: Moment, slot: ObjectSlot) {
+/// Frees the memory of an object that has a copy on disk. Memory that needs no quarantine goes where `to`
+/// says.
+pub(in crate::state) fn drop_memory(
+    inventory: &mut Inventory,
+    now: Moment,
+    slot: ObjectSlot,
+    to: &mut FreedTo<'_>,
+) {
     if !inventory.catalog.objects.at(slot).replicas.is_empty() {
         let position = inventory.catalog.released.position(slot).unwrap_or_else(|| {
             inventory.log.record_release(&inventory.catalog, slot);
@@ -111,7 +120,7 @@ pub(in crate::state) fn drop_memory(inventory: &mut Inventory, now: Moment, slot
             if is_hard_pinned {
                 inventory.pool.remove_hard_pin(&replica);
             }
-            inventory.free_or_quarantine(now, replica, (until, 0), position);
+            inventory.free_or_quarantine(now, replica, (until, 0), position, to);
         }
     }
     leave_memory(inventory, slot);

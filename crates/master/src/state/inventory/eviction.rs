@@ -12,6 +12,7 @@ use crate::state::{
         moves::{self, MemoryHold},
     },
     lease::Timestamp,
+    pool::freed::FreedTo,
 };
 
 /// The decision about the next object of the order.
@@ -69,7 +70,12 @@ impl Inventory {
 
     /// Evicts an object and its group: the first members at once, and the others in further calls
     /// of [`evict_condemned`](Self::evict_condemned). Returns the number of evicted objects.
-    pub(in crate::state) fn evict_group(&mut self, now: Moment, object: ObjectSlot) -> usize {
+    pub(in crate::state) fn evict_group(
+        &mut self,
+        now: Moment,
+        object: ObjectSlot,
+        to: &mut FreedTo<'_>,
+    ) -> usize {
         let first = self.catalog.first_of_group(object);
         if self.catalog.groups.members(object).len() > GROUP_SLICE {
             self.catalog.groups.condemn(object);
@@ -77,31 +83,31 @@ impl Inventory {
         let mut evicted = 0;
         for member in first {
             self.catalog.dequeue(member);
-            self.evict(now, member);
+            evict(self, now, member, to);
             evicted += 1;
         }
         evicted
     }
 
     /// Evicts a member of a condemned group. Returns whether there was one.
-    pub(in crate::state) fn evict_condemned(&mut self, now: Moment) -> bool {
+    pub(in crate::state) fn evict_condemned(&mut self, now: Moment, to: &mut FreedTo<'_>) -> bool {
         let Some(member) = self.catalog.groups.next_condemned() else { return false };
         self.catalog.dequeue(member);
-        self.evict(now, member);
+        evict(self, now, member, to);
         true
     }
 
-    pub(in crate::state) fn evict(&mut self, now: Moment, object: ObjectSlot) {
-        self.evict_value(now, object);
-        self.catalog.remove_if_empty(object);
-    }
-
     /// Evicts the value of an object, or its memory if a disk has a copy; the entry of its key stays.
-    pub(in crate::state) fn evict_value(&mut self, now: Moment, object: ObjectSlot) {
+    pub(in crate::state) fn evict_value(
+        &mut self,
+        now: Moment,
+        object: ObjectSlot,
+        to: &mut FreedTo<'_>,
+    ) {
         self.log.counters.evicted_keys += 1;
         self.log.counters.evicted_bytes += self.catalog.objects.at(object).bytes();
         if self.disk_copy(object).is_some() {
-            return disks::drop_memory(self, now, object);
+            return disks::drop_memory(self, now, object, to);
         }
         self.log.counters.offloads_missed += u64::from(wants_offload(self, object));
         if !self.pool.disks.is_empty() {
@@ -109,13 +115,19 @@ impl Inventory {
         }
         let is_plain = !self.catalog.objects.at(object).flags.has(Flags::SOFT_PINNED);
         match self.catalog.released.position(object) {
-            Some(position) => self.drop_released(now, object, position),
-            None => self.drop_value(now, object),
+            Some(position) => self.drop_released(now, object, position, to),
+            None => self.drop_value_to(now, object, to),
         }
         if is_plain {
             self.catalog.queue.plain.on_evicted(object, self.catalog.objects.key_hash(object));
         }
     }
+}
+
+/// Evicts an object, whose entry goes with its value unless a disk has a copy or a put is unfinished.
+fn evict(inventory: &mut Inventory, now: Moment, object: ObjectSlot, to: &mut FreedTo<'_>) {
+    inventory.evict_value(now, object, to);
+    inventory.catalog.remove_if_empty(object);
 }
 
 /// Decides whether the group of an object may be evicted, like [`classify`](Self::classify).

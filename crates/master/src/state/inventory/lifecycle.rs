@@ -8,6 +8,7 @@ use crate::state::{
     inventory::{Inventory, disks, read::FenceTicket},
     lease::Timestamp,
     ledger::effect::{Effect, LoggedCopy},
+    pool::freed::FreedTo,
     replica::{Replica, Replicas},
 };
 
@@ -33,7 +34,7 @@ impl Inventory {
     ) -> Option<ObjectSlot> {
         let slot = self.catalog.objects.find_hashed(hash, tenant, key)?;
         if self.catalog.groups.is_condemned(slot) {
-            self.evict_value(now, slot);
+            self.evict_value(now, slot, &mut FreedTo::Pool);
         }
         self.drop_if_expired(now, slot);
         if !self.drop_lost_replicas(slot) && self.catalog.objects.at(slot).newest_write == NO_WRITE
@@ -51,16 +52,33 @@ impl Inventory {
 
     /// Drops the value of an object. The memory is freed, or quarantined while a fence covers it.
     pub(in crate::state) fn drop_value(&mut self, now: Moment, slot: ObjectSlot) {
+        self.drop_value_to(now, slot, &mut FreedTo::Pool);
+    }
+
+    /// Drops the value of an object like [`drop_value`](Self::drop_value). Memory that is freed at once
+    /// goes where `to` says.
+    pub(in crate::state) fn drop_value_to(
+        &mut self,
+        now: Moment,
+        slot: ObjectSlot,
+        to: &mut FreedTo<'_>,
+    ) {
         if self.catalog.objects.at(slot).is_complete() {
             // Recorded again if the object was released ahead: who asks for a removal waits for
             // this record.
             self.log.record_drop(&self.catalog, slot);
-            self.drop_released(now, slot, self.log.effects.position());
+            self.drop_released(now, slot, self.log.effects.position(), to);
         }
     }
 
     /// Drops the value of an object whose release is recorded below the log position.
-    pub(in crate::state) fn drop_released(&mut self, now: Moment, slot: ObjectSlot, position: u64) {
+    pub(in crate::state) fn drop_released(
+        &mut self,
+        now: Moment,
+        slot: ObjectSlot,
+        position: u64,
+        to: &mut FreedTo<'_>,
+    ) {
         self.catalog.dequeue(slot);
         let copied = self.catalog.copying_until(slot);
         let object = self.catalog.objects.at_mut(slot);
@@ -74,7 +92,7 @@ impl Inventory {
             if is_hard_pinned {
                 self.pool.remove_hard_pin(&replica);
             }
-            self.free_or_quarantine(now, replica, (until, version), position);
+            self.free_or_quarantine(now, replica, (until, version), position, to);
         }
         self.clear_value(slot);
     }
@@ -150,7 +168,7 @@ impl Inventory {
         }
         if kept.is_empty() {
             match self.disk_copy(slot) {
-                Some(_) => disks::drop_memory(self, now, slot),
+                Some(_) => disks::drop_memory(self, now, slot, &mut FreedTo::Pool),
                 None => {
                     self.drop_value(now, slot);
                     self.catalog.remove_if_empty(slot);
@@ -206,17 +224,20 @@ impl Inventory {
 
     /// Frees the memory of a replica, after a quarantine until `until`.
     pub(in crate::state) fn release(&mut self, now: Moment, replica: Replica, until: Timestamp) {
-        self.free_or_quarantine(now, replica, (until, 0), self.log.effects.position());
+        let position = self.log.effects.position();
+        self.free_or_quarantine(now, replica, (until, 0), position, &mut FreedTo::Pool);
     }
 
     /// Frees the memory of a replica whose release is recorded below the log position. If its
-    /// readers release their fence of `version` earlier, the quarantine ends then.
+    /// readers release their fence of `version` earlier, the quarantine ends then. Memory that needs no
+    /// quarantine goes where `to` says.
     pub(in crate::state) fn free_or_quarantine(
         &mut self,
         now: Moment,
         replica: Replica,
         (until, version): (Timestamp, u64),
         position: u64,
+        to: &mut FreedTo<'_>,
     ) {
         let segment = self.pool.segments.at(replica.segment);
         if !segment.is_mounted() {
@@ -234,7 +255,7 @@ impl Inventory {
             let position = self.log.effects.position();
             self.pool.quarantine_block(until, version, (replica.segment, replica.block), position);
         } else {
-            self.pool.free_block(replica.segment, replica.block, position);
+            self.pool.free_block_to(to, (replica.segment, replica.block), position);
         }
     }
 }

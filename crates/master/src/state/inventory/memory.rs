@@ -2,12 +2,15 @@
 //! for a fence or for the log.
 
 use mooncake_base::Moment;
-use rustc_hash::FxHashSet;
 
 use crate::state::{
     ids::{BlockId, ObjectSlot, SegmentSlot},
     inventory::{Inventory, prepared},
-    pool::{allocator::Marks, capture::Capture, request::AllocRequest},
+    pool::{
+        allocator::Marks,
+        freed::{FreedTo, KeptBlocks},
+        request::AllocRequest,
+    },
     replica::Replicas,
 };
 
@@ -86,36 +89,26 @@ pub(in crate::state) fn marks(inventory: &mut Inventory, segment: SegmentSlot) -
 }
 
 /// Evicts an object with its group, or else a member of a condemned group. Those of their blocks that
-/// belong to the window stay allocated: they are added to `captured`, and the log position behind their
-/// records to `position`. Returns the number of evicted objects.
-pub(in crate::state) fn evict_captured(
+/// belong to the window stay allocated and are added to `kept`. Returns the number of evicted objects.
+pub(in crate::state) fn evict_for_window(
     inventory: &mut Inventory,
     now: Moment,
     victim: Option<ObjectSlot>,
     window: Window,
-    (captured, position): (&mut FxHashSet<BlockId>, &mut u64),
+    kept: &mut KeptBlocks,
 ) -> usize {
     let allocator = &inventory.pool.segments.at(window.segment).allocator;
     let start = allocator.offset(window.next);
     let begin = window.block.map_or(start, |block| allocator.offset(block));
     let end = (start + 1).max(begin.saturating_add(window.length));
-    inventory.pool.capture = Some(Capture {
-        segment: window.segment,
-        offsets: start..end,
-        blocks: std::mem::take(captured),
-        position: *position,
-    });
-    let evicted = match victim {
-        Some(victim) => inventory.evict_group(now, victim),
-        None => usize::from(inventory.evict_condemned(now)),
-    };
-    if let Some(capture) = inventory.pool.capture.take() {
-        (*captured, *position) = (capture.blocks, capture.position);
+    let mut to = FreedTo::Window { segment: window.segment, offsets: start..end, kept };
+    match victim {
+        Some(victim) => inventory.evict_group(now, victim, &mut to),
+        None => usize::from(inventory.evict_condemned(now, &mut to)),
     }
-    evicted
 }
 
-/// Joins the next block to a window: it is free, or was captured. Returns the block of the window, and
+/// Joins the next block to a window: it is free, or was kept for the window. Returns the block of the window, and
 /// whether the object fits; what it does not need is freed then.
 pub(in crate::state) fn join_next(
     inventory: &mut Inventory,

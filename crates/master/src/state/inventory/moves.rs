@@ -16,6 +16,7 @@ use crate::state::{
         offloads::WaitingObject,
     },
     lease::Timestamp,
+    pool::freed::FreedTo,
     rules::OffloadRules,
 };
 
@@ -214,7 +215,7 @@ pub(in crate::state) fn evict_moved(inventory: &mut Inventory, now: Moment, obje
     }
     let mut steps = 0;
     if let Verdict::Evict = inventory.classify(now, object, EvictionPass::Soft, None, &mut steps) {
-        inventory.evict_group(now, object);
+        inventory.evict_group(now, object, &mut FreedTo::Pool);
     }
     keep_moving_ahead(inventory, now);
 }

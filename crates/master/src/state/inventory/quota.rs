@@ -11,6 +11,7 @@ use crate::state::{
     ids::{ObjectSlot, TenantIndex},
     inventory::{Inventory, eviction::Verdict, moves},
     ledger::effect::Effect,
+    pool::freed::FreedTo,
 };
 
 /// Objects evicted for the quota at a time.
@@ -202,7 +203,7 @@ fn evict_own(
                     break;
                 }
                 let before = inventory.catalog.tenants.usage(tenant).charged;
-                left = left.saturating_sub(inventory.evict_group(now, object));
+                left = left.saturating_sub(inventory.evict_group(now, object, &mut FreedTo::Pool));
                 let used = inventory.catalog.tenants.usage(tenant);
                 used.evicted_bytes += before - used.charged;
                 if used.charged <= limit {

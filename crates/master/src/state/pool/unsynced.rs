@@ -97,9 +97,6 @@ impl Pool {
         block: BlockId,
         position: u64,
     ) {
-        if self.capture_block(segment, block, position) {
-            return;
-        }
         if self.unsynced.is_synced(position) {
             self.segments.free(segment, block);
             return;

@@ -17,7 +17,7 @@ use crate::state::{
         eviction::Verdict,
         memory::{self, Window},
     },
-    pool::{allocator::Mark, request::AllocRequest, segment::Segments},
+    pool::{allocator::Mark, freed::KeptBlocks, request::AllocRequest, segment::Segments},
     replica::Replica,
 };
 
@@ -59,8 +59,7 @@ struct Fill {
     /// What was evicted or was free, joined into one block.
     block: Option<BlockId>,
     /// Blocks of the window that were evicted with the group of another object.
-    captured: FxHashSet<BlockId>,
-    position: u64,
+    kept: KeptBlocks,
 }
 
 /// The end of the search for a window in a segment.
@@ -115,7 +114,7 @@ impl Scan {
         let present = self.present.as_ref()?;
         let fill = present.fill.as_ref()?;
         let allocator = &segments.at(present.segment).allocator;
-        let blocks = fill.block.iter().chain(&fill.captured);
+        let blocks = fill.block.iter().chain(&fill.kept.blocks);
         Some((present.segment, blocks.map(|&block| allocator.size(block)).sum()))
     }
 
@@ -123,7 +122,7 @@ impl Scan {
     pub(super) fn blocks(&self) -> Vec<(SegmentSlot, BlockId)> {
         let Some(present) = &self.present else { return Vec::new() };
         let Some(fill) = &present.fill else { return Vec::new() };
-        let blocks = fill.block.iter().chain(&fill.captured);
+        let blocks = fill.block.iter().chain(&fill.kept.blocks);
         blocks.map(|&block| (present.segment, block)).collect()
     }
 }
@@ -240,7 +239,7 @@ impl Reclaimer<'_> {
         let mut fill = Fill::default();
         let mut steps = EVICT_STEPS * victims::STEPS;
         let filled = self.fill(now, (pass, request), (segment, first), &mut fill, &mut steps);
-        found.position = found.position.max(fill.position);
+        found.position = found.position.max(fill.kept.position);
         match filled {
             Filled::Done(block) => {
                 self.add_found(found, segment, block);
@@ -357,7 +356,7 @@ impl Reclaimer<'_> {
         let Some(mut fill) = present.fill.take() else { return FillStep::Continue };
         let first = self.inventory.segments().at(segment).allocator.marked(present.first);
         let filled = self.fill(now, (pass, request), (segment, first), &mut fill, steps);
-        found.position = found.position.max(fill.position);
+        found.position = found.position.max(fill.kept.position);
         match filled {
             Filled::Done(block) => {
                 let mut marks = memory::marks(self.inventory, segment);
@@ -414,10 +413,10 @@ impl Reclaimer<'_> {
             let window = Window { segment, block: fill.block, next, length };
             if self.inventory.groups().next_condemned().is_some() {
                 // Other members of a group of which this window had one may lie in it.
-                self.evict_captured(now, None, window, fill, steps);
+                self.evict_for_window(now, None, window, fill, steps);
                 continue;
             }
-            if !allocator.is_block_free(next) && !fill.captured.remove(&next) {
+            if !allocator.is_block_free(next) && !fill.kept.blocks.remove(&next) {
                 let place = (segment, next);
                 let victim = match self.evictable(now, pass, request, place, steps) {
                     Evictable::Is(victim) => Some(victim),
@@ -433,12 +432,12 @@ impl Reclaimer<'_> {
                     }
                     Evictable::Unknown => return Filled::TimeIsUp,
                 };
-                self.evict_captured(now, victim, window, fill, steps);
-                if !fill.captured.remove(&next) {
+                self.evict_for_window(now, victim, window, fill, steps);
+                if !fill.kept.blocks.remove(&next) {
                     return Filled::Blocked(Some(next));
                 }
             }
-            let (block, fits) = memory::join_next(self.inventory, window, fill.position);
+            let (block, fits) = memory::join_next(self.inventory, window, fill.kept.position);
             fill.block = Some(block);
             if fits {
                 return Filled::Done(block);
@@ -446,9 +445,9 @@ impl Reclaimer<'_> {
         }
     }
 
-    /// Evicts an object with its group, or else a member of a condemned group, and keeps the blocks
-    /// among theirs that belong to the window.
-    fn evict_captured(
+    /// Evicts an object with its group, or else a member of a condemned group, and keeps those of
+    /// their blocks that belong to the window.
+    fn evict_for_window(
         &mut self,
         now: Moment,
         victim: Option<ObjectSlot>,
@@ -456,14 +455,15 @@ impl Reclaimer<'_> {
         fill: &mut Fill,
         steps: &mut usize,
     ) {
-        let kept = (&mut fill.captured, &mut fill.position);
-        let evicted = memory::evict_captured(self.inventory, now, victim, window, kept);
+        let kept = &mut fill.kept;
+        let evicted = memory::evict_for_window(self.inventory, now, victim, window, kept);
         *steps = steps.saturating_sub(EVICT_STEPS * evicted);
     }
 
     fn release_fill(&mut self, segment: SegmentSlot, fill: Fill) {
-        for block in fill.block.into_iter().chain(fill.captured) {
-            memory::free_block(self.inventory, segment, block, fill.position);
+        let KeptBlocks { blocks, position } = fill.kept;
+        for block in fill.block.into_iter().chain(blocks) {
+            memory::free_block(self.inventory, segment, block, position);
         }
     }
 
