@@ -1,21 +1,21 @@
 //! A master as one of several: it follows the log of the one that leads, and leads in its turn.
 //!
 //! The election, and which members have all that was acknowledged (the in-sync set), is the work of
-//! `mooncake-election`; the log of `journal`. This module connects the two: the [`director`] is the
-//! thread that goes from following to leading and back; [`following`] receives the log of the leader,
-//! [`shipping`] sends it, [`supervision`] changes the in-sync set. Reading order: [`member`], [`views`]
-//! and [`own_log`] (what a member knows of itself), [`channel`], [`shipping`], [`following`],
-//! [`supervision`], [`director`], [`status`].
+//! `mooncake-election`; the log of `journal`. This module connects the two: [`member_thread`] goes from
+//! following to leading and back; [`following`] receives the log of the leader, [`shipping`] sends it,
+//! [`supervision`] changes the in-sync set. Reading order: [`member`], [`views`] and [`own_log`] (what a
+//! member knows of itself), [`channel`], [`shipping`], [`following`], [`supervision`], [`member_thread`],
+//! [`status`].
 //!
 //! See `docs/decisions/0037-several-masters.md`.
 
 mod backend;
 mod channel;
 mod counts;
-mod director;
 mod following;
 mod lease_notes;
 mod member;
+mod member_thread;
 mod own_log;
 pub(crate) mod promotable;
 pub(crate) mod shipping;
@@ -38,7 +38,7 @@ use mooncake_election::{
 use tokio::sync::oneshot;
 
 use self::{backend::Backend, counts::LogCounts, member::Membership, status::MemberState};
-pub(crate) use self::{director::Director, shipping::LogSource};
+pub(crate) use self::{member_thread::MemberHandle, shipping::LogSource};
 use crate::{config::MasterConfig, fatal::FatalError, journal::Directory, journal::LogSync};
 
 /// What all threads of a member share.

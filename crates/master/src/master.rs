@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpSocket, UnixListener};
 use crate::{
     addresses::Addresses,
     admin,
-    cluster::Director,
+    cluster::MemberHandle,
     config::{ADMIN_PORT, MasterConfig},
     events,
     front::{Front, QuotaSource, Term},
@@ -46,7 +46,7 @@ enum Mode {
     /// A single master serves from its start to its end.
     Single(Term),
     /// One of several masters serves while it leads.
-    Member(Director),
+    Member(MemberHandle),
 }
 
 impl Master {
@@ -73,7 +73,7 @@ impl Master {
     /// Cancel-safe.
     pub async fn ended(&self) -> Error {
         match &self.mode {
-            Some(Mode::Member(director)) => director.cluster().ended().await,
+            Some(Mode::Member(member)) => member.cluster().ended().await,
             _ => match self.front.service() {
                 Some(service) => service.ended().await,
                 None => std::future::pending().await,
@@ -87,9 +87,9 @@ impl Master {
     pub async fn stop(mut self) {
         let term = match self.mode.take() {
             Some(Mode::Single(term)) => Some(term),
-            Some(Mode::Member(director)) => {
+            Some(Mode::Member(member)) => {
                 // A leader ends its term, and gives its lease back.
-                let ended = tokio::task::spawn_blocking(|| drop(director));
+                let ended = tokio::task::spawn_blocking(|| drop(member));
                 let _ = ended.await;
                 None
             }
@@ -177,7 +177,7 @@ async fn start_in(
             let front = front.clone();
             // Reads the state directory.
             let started = tokio::task::spawn_blocking(move || {
-                Director::start(front.clone(), front.config(), address)
+                MemberHandle::start(front.clone(), front.config(), address)
             });
             Mode::Member(started.await.map_err(|source| {
                 Error::internal("the start of a member panicked").caused_by(source)

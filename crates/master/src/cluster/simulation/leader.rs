@@ -1,4 +1,4 @@
-//! A member that leads: what the director, the threads that ship the log and those that answer calls do.
+//! A member that leads: what its thread, the threads that ship the log and those that answer calls do.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -46,9 +46,9 @@ const REST_TIMEOUT: Duration = Duration::from_millis(300);
 /// Pause before an address is announced again.
 const ANNOUNCE_PAUSE: Duration = Duration::from_millis(50);
 
-/// The handle of the thread. Dropping it ends the member: a leader gives its lease back.
+/// The handle of a member and its thread. Dropping it ends the member: a leader gives its lease back.
 #[derive(Debug)]
-pub(crate) struct Director {
+pub(crate) struct MemberHandle {
     cluster: Arc<Cluster>,
     is_ended: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -71,7 +71,7 @@ enum EndOfTerm {
     HandedOver(Handover),
 }
 
-impl Director {
+impl MemberHandle {
     /// Joins the cluster, and follows or leads from now on. Calls are answered by `front` while this
     /// master leads. Must be called within the runtime.
     ///
@@ -119,7 +119,7 @@ impl Director {
     }
 }
 
-impl Drop for Director {
+impl Drop for MemberHandle {
     fn drop(&mut self) {
         self.is_ended.store(true, Ordering::Release);
         self.cluster.elector.resign();

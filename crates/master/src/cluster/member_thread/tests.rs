@@ -112,7 +112,7 @@ impl LeaseService for FaultyService {
 
 /// A member that is elected, with the lease service of its own.
 struct Member {
-    director: Director,
+    handle: MemberHandle,
     front: Arc<Front>,
     service: Arc<FaultyService>,
     _folder: tempfile::TempDir,
@@ -138,17 +138,17 @@ fn start_member(fault: Fault, label: Option<LeaderLabel>) -> Member {
     let backend = Backend { lease_service: Arc::clone(&service) as _, label };
     let address = "127.0.0.1:1".to_owned();
     let front = Arc::new(front);
-    let director = Director::start_with(backend, Arc::clone(&front), directory, address).unwrap();
-    Member { director, front, service, _folder: folder }
+    let handle = MemberHandle::start_with(backend, Arc::clone(&front), directory, address).unwrap();
+    Member { handle, front, service, _folder: folder }
 }
 
 /// A member that is elected ends with an error, and its lease is given back.
 async fn check(fault: Fault) {
-    let Member { director, front, service, _folder } = start_member(fault, None);
-    let error = timeout(Duration::from_secs(20), director.cluster().ended()).await;
+    let Member { handle, front, service, _folder } = start_member(fault, None);
+    let error = timeout(Duration::from_secs(20), handle.cluster().ended()).await;
     let error = error.expect("the process ends");
     assert!(error.to_string().contains("panicked"), "{error}");
-    let end = tokio::task::spawn_blocking(|| drop(director));
+    let end = tokio::task::spawn_blocking(|| drop(handle));
     end.await.unwrap();
     front.kill();
     drop(front);
@@ -210,8 +210,8 @@ async fn pod_has_the_label_while_its_master_serves() {
         present = next().await;
     }
     assert_eq!(present, "leader");
-    let Member { director, front, .. } = member;
-    tokio::task::spawn_blocking(|| drop(director)).await.unwrap();
+    let Member { handle, front, .. } = member;
+    tokio::task::spawn_blocking(|| drop(handle)).await.unwrap();
     front.kill();
     assert!(next().await.is_null());
 }
