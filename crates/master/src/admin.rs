@@ -50,7 +50,7 @@ use self::{history::Samples, summary::CounterSnapshot};
 use crate::{
     cluster::{Cluster, status::ClusterStatus},
     config::MasterConfig,
-    front::Front,
+    server::Server,
     service::{AnsweringThread, Origin, Service},
 };
 
@@ -125,9 +125,9 @@ impl Admin {
 type AdminContext = State<Arc<Admin>>;
 
 /// Serves the admin port until the master stops.
-pub(crate) async fn serve(listener: TcpListener, front: Arc<Front>) {
-    let stop = front.stop_token().clone();
-    let app = cluster::routes(&front).fallback_service(present_pages(front));
+pub(crate) async fn serve(listener: TcpListener, server: Arc<Server>) {
+    let stop = server.stop_token().clone();
+    let app = cluster::routes(&server).fallback_service(present_pages(server));
     let app = app.into_make_service_with_connect_info::<Peer>();
     let serving = axum::serve(LimitedListener::new(listener), app)
         .with_graceful_shutdown(stop.cancelled_owned());
@@ -138,14 +138,14 @@ pub(crate) async fn serve(listener: TcpListener, front: Arc<Front>) {
 
 /// Returns the service that hands each request to the pages that answer when it comes.
 fn present_pages(
-    front: Arc<Front>,
+    server: Arc<Server>,
 ) -> impl tower::Service<Request, Response = Response, Error = Infallible, Future: Send>
 + Clone
 + Send
 + Sync {
-    let standby = standby::pages(&front);
+    let standby = standby::pages(&server);
     tower::service_fn(move |request: Request| {
-        let pages = front.admin().unwrap_or_else(|| standby.clone());
+        let pages = server.admin().unwrap_or_else(|| standby.clone());
         pages.oneshot(request)
     })
 }
@@ -153,13 +153,13 @@ fn present_pages(
 /// Returns the pages of a service, and what takes samples for them.
 pub(crate) fn pages(
     service: Arc<Service>,
-    front: &Arc<Front>,
+    server: &Arc<Server>,
 ) -> (Router, impl Future<Output = ()> + Send + 'static) {
     let history = Mutex::new(summary::History::new(CounterSnapshot::take(&service)));
     let samples = Mutex::default();
     let sweeps = Arc::new(Semaphore::new(browse::SWEEPS_MAX));
-    let settings = Settings::of(front.config());
-    let cluster = front.cluster().cloned();
+    let settings = Settings::of(server.config());
+    let cluster = server.cluster().cloned();
     let admin = Arc::new(Admin { service, cluster, settings, history, samples, sweeps });
     (router(admin.clone()), sample(admin))
 }
@@ -266,8 +266,8 @@ pub(crate) fn health(service: &Service) -> Value {
 }
 
 /// Returns the content of `/health` on the RPC port of a master that may be a standby.
-pub(crate) fn health_of(front: &Front) -> Value {
-    match (front.service(), front.cluster()) {
+pub(crate) fn health_of(server: &Server) -> Value {
+    match (server.service(), server.cluster()) {
         (Some(service), _) => health(&service),
         (None, Some(cluster)) => standby::health(&cluster.status(None)),
         (None, None) => json!({"status": "ok"}),

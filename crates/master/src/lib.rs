@@ -3,9 +3,9 @@
 //!
 //! In reading order: [`config`] (the options), [`state`] (the rules, pure), [`service`] (the RPC
 //! calls and their protocols), [`admin`] (HTTP for operators, and the metadata server), `cluster` (one
-//! of several masters), `front` (who answers at the listeners), [`master`] (starting and stopping a
-//! master) and [`run`](mod@run) (the whole program, which the binary and
-//! the Python package both call).
+//! of several masters), `server` (the listeners, and who answers at them), [`master`] (starting and
+//! stopping a master) and [`run`](mod@run) (the whole program, which the binary and the Python package
+//! both call).
 #![warn(missing_docs)]
 
 mod addresses;
@@ -14,7 +14,6 @@ mod cluster;
 pub mod config;
 pub mod events;
 mod fatal;
-mod front;
 #[cfg_attr(
     not(feature = "test-util"),
     allow(unreachable_pub, reason = "the simulation runs the log, too")
@@ -23,6 +22,7 @@ mod journal;
 pub mod master;
 mod rlimit;
 pub mod run;
+mod server;
 pub mod service;
 pub mod state;
 

@@ -13,8 +13,8 @@ use crate::{
     cluster::MemberHandle,
     config::{ADMIN_PORT, MasterConfig},
     events,
-    front::{Front, QuotaSource, Term},
     journal::{Directory, Journal},
+    server::{QuotaSource, Server, Term},
     service::{Service, listen},
 };
 
@@ -36,7 +36,7 @@ const METADATA: ListenOptions =
 /// A master that serves until it is stopped or dropped.
 #[derive(Debug)]
 pub struct Master {
-    front: Arc<Front>,
+    server: Arc<Server>,
     mode: Option<Mode>,
 }
 
@@ -52,12 +52,12 @@ enum Mode {
 impl Master {
     /// Returns the addresses that were really bound.
     pub fn addresses(&self) -> &Addresses {
-        self.front.addresses()
+        self.server.addresses()
     }
 
     /// Returns the service, for callers in the same process; `None` while another master leads.
     pub fn leading_service(&self) -> Option<Arc<Service>> {
-        self.front.service()
+        self.server.service()
     }
 
     /// Returns the service of a single master, for callers in the same process.
@@ -65,7 +65,7 @@ impl Master {
     /// # Panics
     /// Another master leads.
     pub fn service(&self) -> Arc<Service> {
-        self.front.service().expect("a single master always serves")
+        self.server.service().expect("a single master always serves")
     }
 
     /// Waits for the error after which this master answers no call any more.
@@ -74,7 +74,7 @@ impl Master {
     pub async fn ended(&self) -> Error {
         match &self.mode {
             Some(Mode::Member(member)) => member.cluster().ended().await,
-            _ => match self.front.service() {
+            _ => match self.server.service() {
                 Some(service) => service.ended().await,
                 None => std::future::pending().await,
             },
@@ -95,13 +95,13 @@ impl Master {
             }
             None => None,
         };
-        self.front.stop(term).await;
+        self.server.stop(term).await;
     }
 }
 
 impl Drop for Master {
     fn drop(&mut self) {
-        self.front.kill();
+        self.server.kill();
     }
 }
 
@@ -165,19 +165,19 @@ async fn start_in(
     })?;
     let advertised = config.cluster.is_member.then(|| config.advertised_address(addresses.rpc));
     let advertised = advertised.transpose()?;
-    let front = Arc::new(Front::new(config, clock.clone(), addresses, unix_name, events));
-    let config = front.config();
+    let server = Arc::new(Server::new(config, clock.clone(), addresses, unix_name, events));
+    let config = server.config();
     let mode = match advertised {
         None => {
             let service = open_service(config, clock, directory).await?;
-            front.set_up(&service, QuotaSource::File)?;
-            Mode::Single(front.begin_term(service, None)?)
+            server.set_up(&service, QuotaSource::File)?;
+            Mode::Single(server.begin_term(service, None)?)
         }
         Some(address) => {
-            let front = front.clone();
+            let server = server.clone();
             // Reads the state directory.
             let started = tokio::task::spawn_blocking(move || {
-                MemberHandle::start(front.clone(), front.config(), address)
+                MemberHandle::start(server.clone(), server.config(), address)
             });
             Mode::Member(started.await.map_err(|source| {
                 Error::internal("the start of a member panicked").caused_by(source)
@@ -185,17 +185,17 @@ async fn start_in(
         }
     };
     if let Some(unix) = unix {
-        front.spawn(listen::serve_unix(unix, front.clone()));
+        server.spawn(listen::serve_unix(unix, server.clone()));
     }
     if let Some(listener) = admin {
-        front.spawn(admin::serve(listener, front.clone()));
+        server.spawn(admin::serve(listener, server.clone()));
     }
     if let Some(listener) = metadata {
-        let (store, stop) = (front.metadata().clone(), front.stop_token().clone());
-        front.spawn(admin::metadata::serve(listener, store, stop));
+        let (store, stop) = (server.metadata().clone(), server.stop_token().clone());
+        server.spawn(admin::metadata::serve(listener, store, stop));
     }
-    front.spawn(listen::serve_tcp(rpc, front.clone()));
-    Ok(Master { front, mode: Some(mode) })
+    server.spawn(listen::serve_tcp(rpc, server.clone()));
+    Ok(Master { server, mode: Some(mode) })
 }
 
 /// Creates the service, from the log if the configuration has one.

@@ -20,7 +20,7 @@ use super::{
     access::{self, Secrets},
     decoded, failure, json_reply, parameter, standby,
 };
-use crate::front::Front;
+use crate::server::Server;
 
 /// `/ha_status`: upstream's word.
 pub(super) async fn state(State(admin): AdminContext) -> Response {
@@ -44,23 +44,23 @@ pub(super) async fn show(State(admin): AdminContext) -> Response {
 }
 
 /// The routes that outlive a term: their handlers hold nothing of the service, which ends meanwhile.
-pub(super) fn routes(front: &Arc<Front>) -> Router {
-    let secrets = Secrets::of(front.config());
+pub(super) fn routes(server: &Arc<Server>) -> Router {
+    let secrets = Secrets::of(server.config());
     let guard = middleware::from_fn_with_state(secrets, access::guard_with);
-    let hosts: Arc<[String]> = front.config().admin_hosts.clone().into();
+    let hosts: Arc<[String]> = server.config().admin_hosts.clone().into();
     let hosts = middleware::from_fn_with_state(hosts, access::check_host);
     let hand_over = post(hand_over).route_layer(guard).route_layer(hosts);
-    Router::new().route("/api/v1/handover", hand_over).with_state(front.clone())
+    Router::new().route("/api/v1/handover", hand_over).with_state(server.clone())
 }
 
 /// `/api/v1/handover`: lets a standby lead, and answers once it does.
-async fn hand_over(State(front): State<Arc<Front>>, RawQuery(query): RawQuery) -> Response {
-    let Some(cluster) = front.cluster() else {
+async fn hand_over(State(server): State<Arc<Server>>, RawQuery(query): RawQuery) -> Response {
+    let Some(cluster) = server.cluster() else {
         let text = "this master is the only one; start several with --enable_ha";
         let error = Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_MODE, text);
         return failure(StatusCode::CONFLICT, &error);
     };
-    if front.context().is_none() {
+    if server.context().is_none() {
         return standby::refusal();
     }
     let query = query.unwrap_or_default();

@@ -25,8 +25,8 @@ use super::{
 };
 use crate::{
     config::MasterConfig,
-    front::{Front, QuotaSource, Term},
     journal::{Directory, FollowerStatus, Journal, OnLogFailure, RecoveredJournal, StandbyLog},
+    server::{QuotaSource, Server, Term},
     service::{Leadership, Service},
 };
 
@@ -57,7 +57,7 @@ pub(crate) struct MemberHandle {
 #[derive(Debug)]
 struct MemberThread {
     cluster: Arc<Cluster>,
-    front: Arc<Front>,
+    server: Arc<Server>,
     directory: Arc<Directory>,
     is_ended: Arc<AtomicBool>,
 }
@@ -72,35 +72,39 @@ enum EndOfTerm {
 }
 
 impl MemberHandle {
-    /// Joins the cluster, and follows or leads from now on. Calls are answered by `front` while this
+    /// Joins the cluster, and follows or leads from now on. Calls are answered by `server` while this
     /// master leads. Must be called within the runtime.
     ///
     /// # Errors
     /// The configuration is invalid, or the state directory cannot be used.
-    pub(crate) fn start(front: Arc<Front>, config: &MasterConfig, address: String) -> Result<Self> {
+    pub(crate) fn start(
+        server: Arc<Server>,
+        config: &MasterConfig,
+        address: String,
+    ) -> Result<Self> {
         let directory = open_directory(config)?;
-        Self::start_with(Backend::of(config)?, front, directory, address)
+        Self::start_with(Backend::of(config)?, server, directory, address)
     }
 
     fn start_with(
         backend: Backend,
-        front: Arc<Front>,
+        server: Arc<Server>,
         directory: Arc<Directory>,
         address: String,
     ) -> Result<Self> {
         let membership = Membership::open(Arc::clone(&directory))?;
-        let cluster = Arc::new(Cluster::join(backend, front.config(), address, &membership)?);
+        let cluster = Arc::new(Cluster::join(backend, server.config(), address, &membership)?);
         tracing::info!(
             member = membership.member(),
             address = cluster.settings.address,
             lease_service = cluster.elector.service_address(),
             "this master is a member of a cluster"
         );
-        front.set_cluster(Arc::clone(&cluster));
+        server.set_cluster(Arc::clone(&cluster));
         let is_ended = Arc::new(AtomicBool::new(false));
         let mut work = MemberThread {
             cluster: Arc::clone(&cluster),
-            front,
+            server,
             directory,
             is_ended: Arc::clone(&is_ended),
         };
@@ -232,14 +236,14 @@ impl MemberThread {
             self.cluster.settings.token.clone(),
             Arc::clone(&self.cluster.counts),
         ));
-        let term = self.front.begin_term(Arc::clone(&service), Some(Arc::clone(&source)))?;
+        let term = self.server.begin_term(Arc::clone(&service), Some(Arc::clone(&source)))?;
         tracing::info!(
             %view, milliseconds = SystemClock.now().since(began).as_millis(), "this master leads"
         );
         let mut leases = LeaseTeller::default();
         let outcome = self.serve(&service, &mut leases);
         if matches!(outcome, Ok(EndOfTerm::HandedOver(_))) {
-            self.front.drain(&term);
+            self.server.drain(&term);
             leases.tell(&service);
             service.shared().hand_rest_over(REST_TIMEOUT);
         }
@@ -260,7 +264,7 @@ impl MemberThread {
         let mut recovered = recovered;
         // Without a log there is nothing to ship.
         recovered.journal = recovered.journal.with_failure_policy(OnLogFailure::Stop);
-        let (service, restored) = self.front.make_service(recovered, quotas)?;
+        let (service, restored) = self.server.make_service(recovered, quotas)?;
         tracing::info!(
             segments = restored.segments,
             objects = restored.objects,
@@ -353,7 +357,7 @@ impl MemberThread {
     fn end_term(&self, service: &Service, source: &LogSource, term: Term) {
         // From here on nothing is answered any more.
         service.shared().end(not_leader(None));
-        self.front.end_term(term);
+        self.server.end_term(term);
         source.close();
         // Calls that still hold the service write nothing any more.
         if let Some(journal) = service.shared().journal() {

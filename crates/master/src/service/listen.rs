@@ -17,7 +17,7 @@ use super::{
     connection::{Connection, GrpcStream, ServerContext},
     native,
 };
-use crate::front::Front;
+use crate::server::Server;
 
 /// The maximum number of connections at a time, over all protocols.
 pub const CONNECTIONS_MAX: usize = 65_536;
@@ -38,8 +38,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// Serves the TCP port until the master stops.
-pub(crate) async fn serve_tcp(listener: TcpListener, front: Arc<Front>) {
-    while let Some(accepted) = front.stop_token().run_until_cancelled(listener.accept()).await {
+pub(crate) async fn serve_tcp(listener: TcpListener, server: Arc<Server>) {
+    while let Some(accepted) = server.stop_token().run_until_cancelled(listener.accept()).await {
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
@@ -47,9 +47,9 @@ pub(crate) async fn serve_tcp(listener: TcpListener, front: Arc<Front>) {
                 continue;
             }
         };
-        set_socket_options(&stream, front.config().is_tcp_nodelay);
-        let Some(context) = front.context() else {
-            standby::answer(stream, &front);
+        set_socket_options(&stream, server.config().is_tcp_nodelay);
+        let Some(context) = server.context() else {
+            standby::answer(stream, &server);
             continue;
         };
         let connection = Connection::new(&context, is_local(&stream, peer), Some(peer));
@@ -60,8 +60,8 @@ pub(crate) async fn serve_tcp(listener: TcpListener, front: Arc<Front>) {
 }
 
 /// Serves the abstract Unix socket until the master stops. Only the native protocol is spoken there.
-pub(crate) async fn serve_unix(listener: UnixListener, front: Arc<Front>) {
-    while let Some(accepted) = front.stop_token().run_until_cancelled(listener.accept()).await {
+pub(crate) async fn serve_unix(listener: UnixListener, server: Arc<Server>) {
+    while let Some(accepted) = server.stop_token().run_until_cancelled(listener.accept()).await {
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -70,7 +70,7 @@ pub(crate) async fn serve_unix(listener: UnixListener, front: Arc<Front>) {
             }
         };
         // Clients learn the name of the socket from a master that leads. They try its port again.
-        let Some(context) = front.context() else { continue };
+        let Some(context) = server.context() else { continue };
         let connection = Connection::new(&context, true, None);
         let (place, inner) = (connection.place.clone(), context.clone());
         context.spawn_connection(&place, native::serve_local(stream, connection, inner));

@@ -113,7 +113,7 @@ impl LeaseService for FaultyService {
 /// A member that is elected, with the lease service of its own.
 struct Member {
     handle: MemberHandle,
-    front: Arc<Front>,
+    server: Arc<Server>,
     service: Arc<FaultyService>,
     _folder: tempfile::TempDir,
 }
@@ -134,24 +134,25 @@ fn start_member(fault: Fault, label: Option<LeaderLabel>) -> Member {
     config.cluster.lease_ttl = TTL;
     let rpc = ([127, 0, 0, 1], 1).into();
     let addresses = Addresses { rpc, admin: None, metadata: None, events: None };
-    let front = Front::new(config, SystemClock::shared(), addresses, "".into(), None);
+    let server = Server::new(config, SystemClock::shared(), addresses, "".into(), None);
     let backend = Backend { lease_service: Arc::clone(&service) as _, label };
     let address = "127.0.0.1:1".to_owned();
-    let front = Arc::new(front);
-    let handle = MemberHandle::start_with(backend, Arc::clone(&front), directory, address).unwrap();
-    Member { handle, front, service, _folder: folder }
+    let server = Arc::new(server);
+    let handle =
+        MemberHandle::start_with(backend, Arc::clone(&server), directory, address).unwrap();
+    Member { handle, server, service, _folder: folder }
 }
 
 /// A member that is elected ends with an error, and its lease is given back.
 async fn check(fault: Fault) {
-    let Member { handle, front, service, _folder } = start_member(fault, None);
+    let Member { handle, server, service, _folder } = start_member(fault, None);
     let error = timeout(Duration::from_secs(20), handle.cluster().ended()).await;
     let error = error.expect("the process ends");
     assert!(error.to_string().contains("panicked"), "{error}");
     let end = tokio::task::spawn_blocking(|| drop(handle));
     end.await.unwrap();
-    front.kill();
-    drop(front);
+    server.kill();
+    drop(server);
     let leader = service.service.lock().snapshot(SystemClock.now()).leader;
     assert!(leader.is_none(), "the lease is given back: {leader:?}");
 }
@@ -210,8 +211,8 @@ async fn pod_has_the_label_while_its_master_serves() {
         present = next().await;
     }
     assert_eq!(present, "leader");
-    let Member { handle, front, .. } = member;
+    let Member { handle, server, .. } = member;
     tokio::task::spawn_blocking(|| drop(handle)).await.unwrap();
-    front.kill();
+    server.kill();
     assert!(next().await.is_null());
 }

@@ -11,30 +11,30 @@ use tokio::{
 };
 
 use super::{HTTP_DEADLINE, Protocol, answer_http, protocol_of};
-use crate::{cluster::not_leader, front::Front};
+use crate::{cluster::not_leader, server::Server};
 
 /// Time in which a peer must have read the answer.
 const DEADLINE: Duration = Duration::from_secs(5);
 
 /// Answers a connection to a master that does not lead, and closes it.
-pub(super) fn answer(stream: TcpStream, front: &Arc<Front>) {
-    let inner = Arc::clone(front);
-    let place = front.permits().take_in();
-    front.spawn_answer(async move {
+pub(super) fn answer(stream: TcpStream, server: &Arc<Server>) {
+    let inner = Arc::clone(server);
+    let place = server.permits().take_in();
+    server.spawn_answer(async move {
         let answer = timeout(2 * DEADLINE, answer_protocol(stream, &inner));
         // The oldest connection ends if there are too many.
         let _ = place.displaced().run_until_cancelled(answer).await;
     });
 }
 
-async fn answer_protocol(mut stream: TcpStream, front: &Front) {
+async fn answer_protocol(mut stream: TcpStream, server: &Server) {
     let mut prefix = BytesMut::with_capacity(256);
     match protocol_of(&mut stream, &mut prefix).await {
         Some(Protocol::Native | Protocol::Standby) => {
-            let _ = timeout(DEADLINE, refuse(stream, prefix, front)).await;
+            let _ = timeout(DEADLINE, refuse(stream, prefix, server)).await;
         }
         Some(Protocol::Http) => {
-            let health = || crate::admin::health_of(front).to_string();
+            let health = || crate::admin::health_of(server).to_string();
             let _ = timeout(HTTP_DEADLINE, answer_http(stream, prefix, health)).await;
         }
         // A client of gRPC connects again, or elsewhere.
@@ -46,7 +46,7 @@ async fn answer_protocol(mut stream: TcpStream, front: &Front) {
 async fn refuse(
     mut stream: TcpStream,
     prefix: BytesMut,
-    front: &Front,
+    server: &Server,
 ) -> mooncake_base::Result<()> {
     let mut greeting = prefix;
     let broken = |source: std::io::Error| {
@@ -59,8 +59,8 @@ async fn refuse(
             return Ok(());
         }
     }
-    let leader = if front.config().rpc_token.is_none() {
-        front.cluster().and_then(|cluster| cluster.leader_address())
+    let leader = if server.config().rpc_token.is_none() {
+        server.cluster().and_then(|cluster| cluster.leader_address())
     } else {
         None
     };

@@ -16,8 +16,8 @@ use tokio::{
 use super::*;
 use crate::{
     LogSync,
-    front::Front,
     journal::{Directory, Journal, Maintenance, hanging_disk::HangingDisk},
+    server::Server,
     service::{connection::ServerContext, listen::serve_tcp},
 };
 
@@ -33,7 +33,7 @@ fn token() -> Token {
 async fn serve(context: &ServerContext) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    context.spawn(serve_tcp(listener, Front::for_tests(context)));
+    context.spawn(serve_tcp(listener, Server::for_tests(context)));
     address
 }
 

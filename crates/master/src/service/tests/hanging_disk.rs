@@ -326,9 +326,9 @@ async fn admin_call_holds_no_runtime_thread() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let context = connection::ServerContext::for_tests(service.clone(), 0);
-    let front = crate::front::Front::for_tests(&context);
-    let mut server = JoinSet::new();
-    server.spawn(crate::admin::serve(listener, front));
+    let server = crate::server::Server::for_tests(&context);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(crate::admin::serve(listener, server));
     disk.hang(true);
     let mut drain = JoinSet::new();
     drain.spawn(http(address, "POST /api/v1/drain_jobs", r#"{"segments":["h:1"]}"#));
@@ -342,7 +342,7 @@ async fn admin_call_holds_no_runtime_thread() {
     let drained = timeout(DEADLINE, drain.join_next()).await.expect("in time");
     assert_eq!(drained.expect("a task").unwrap(), "HTTP/1.1 200 OK");
     context.stop.cancel();
-    server.join_next().await.expect("a task").unwrap();
+    tasks.join_next().await.expect("a task").unwrap();
     drop(maintenance);
 }
 

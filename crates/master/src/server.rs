@@ -54,9 +54,9 @@ const TICK_MIN: Duration = Duration::from_millis(5);
 /// How often a summary line is logged.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The listeners' side of a master.
+/// The server of a master: accepted connections go to the service that is present, if one is.
 #[derive(Debug)]
-pub(crate) struct Front {
+pub(crate) struct Server {
     config: MasterConfig,
     clock: Arc<dyn Clock>,
     runtime: Handle,
@@ -101,8 +101,8 @@ pub(crate) struct Term {
     maintenance: Option<Maintenance<Service>>,
 }
 
-impl Front {
-    /// Creates the front of a master whose listeners are bound. Nobody answers yet.
+impl Server {
+    /// Creates the server of a master whose listeners are bound. Nobody answers yet.
     pub(crate) fn new(
         config: MasterConfig,
         clock: Arc<dyn Clock>,
@@ -128,7 +128,7 @@ impl Front {
         }
     }
 
-    /// Makes this the front of a member of a cluster. Called once.
+    /// Makes this the server of a member of a cluster. Called once.
     pub(crate) fn set_cluster(&self, cluster: Arc<Cluster>) {
         let _ = self.cluster.set(cluster);
     }
@@ -353,21 +353,21 @@ impl Front {
         context
     }
 
-    /// Returns the front of a service that serves from the start.
+    /// Returns the server of a service that serves from the start.
     #[cfg(test)]
     pub(crate) fn for_tests(context: &ServerContext) -> Arc<Self> {
         let rpc = ([127, 0, 0, 1], 1).into();
         let addresses = Addresses { rpc, admin: None, metadata: None, events: None };
         let clock = mooncake_base::SystemClock::shared();
-        let mut front = Self::new(MasterConfig::embedded(), clock, addresses, "".into(), None);
-        front.stop = context.stop.clone();
-        let front = Arc::new(front);
+        let mut server = Self::new(MasterConfig::embedded(), clock, addresses, "".into(), None);
+        server.stop = context.stop.clone();
+        let server = Arc::new(server);
         let (to_grpc, from_sniffers) = mpsc::channel(128);
         let context = ServerContext { to_grpc, ..context.clone() };
         serve_grpc(&context, from_sniffers);
-        let (admin, _) = admin::pages(context.service.clone(), &front);
-        *front.present.lock() = Some(Present { context, admin });
-        front
+        let (admin, _) = admin::pages(context.service.clone(), &server);
+        *server.present.lock() = Some(Present { context, admin });
+        server
     }
 
     /// Spawns a task of a term that needs no cleanup when it ends.
