@@ -14,7 +14,7 @@ use crate::{
     config::{ADMIN_PORT, MasterConfig},
     events,
     journal::{Directory, Journal},
-    server::{QuotaSource, Server, Term},
+    server::{QuotaSource, RunningService, Server},
     service::{Service, listen},
 };
 
@@ -44,7 +44,7 @@ pub struct Master {
 #[derive(Debug)]
 enum Mode {
     /// A single master serves from its start to its end.
-    Single(Term),
+    Single(RunningService),
     /// One of several masters serves while it leads.
     Member(MemberHandle),
 }
@@ -85,8 +85,8 @@ impl Master {
     ///
     /// Not cancel-safe: if the future is dropped, the master ends at once.
     pub async fn stop(mut self) {
-        let term = match self.mode.take() {
-            Some(Mode::Single(term)) => Some(term),
+        let running = match self.mode.take() {
+            Some(Mode::Single(running)) => Some(running),
             Some(Mode::Member(member)) => {
                 // A leader ends its term, and gives its lease back.
                 let ended = tokio::task::spawn_blocking(|| drop(member));
@@ -95,7 +95,7 @@ impl Master {
             }
             None => None,
         };
-        self.server.stop(term).await;
+        self.server.stop(running).await;
     }
 }
 
@@ -171,7 +171,7 @@ async fn start_in(
         None => {
             let service = open_service(config, clock, directory).await?;
             server.set_up(&service, QuotaSource::File)?;
-            Mode::Single(server.begin_term(service, None)?)
+            Mode::Single(server.start_service(service, None)?)
         }
         Some(address) => {
             let server = server.clone();

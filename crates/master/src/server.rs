@@ -65,11 +65,11 @@ pub(crate) struct Server {
     permits: ConnectionPermits,
     dedicated_threads: Arc<Semaphore>,
     metadata: Arc<Metadata>,
-    /// The listener of the events, of which each term has a copy.
+    /// The listener of the events, of which each running service has a copy.
     events: Option<std::net::TcpListener>,
     stop: CancellationToken,
     kill: CancellationToken,
-    /// The tasks that are not those of a term.
+    /// The tasks that are not those of a running service.
     tasks: TaskTracker,
     present: Mutex<Option<Present>>,
     cluster: OnceLock<Arc<Cluster>>,
@@ -91,9 +91,9 @@ pub(crate) enum QuotaSource {
     Log,
 }
 
-/// The tasks and threads of a service while it serves.
+/// A service that answers at the listeners, with its tasks and threads.
 #[derive(Debug)]
-pub(crate) struct Term {
+pub(crate) struct RunningService {
     service: Arc<Service>,
     stop: CancellationToken,
     kill: CancellationToken,
@@ -227,11 +227,11 @@ impl Server {
     ///
     /// # Errors
     /// A thread of the log cannot be started, or the listener of the events cannot be used.
-    pub(crate) fn begin_term(
+    pub(crate) fn start_service(
         self: &Arc<Self>,
         service: Arc<Service>,
         source: Option<Arc<LogSource>>,
-    ) -> Result<Term> {
+    ) -> Result<RunningService> {
         let _in_runtime = self.runtime.enter();
         let maintenance = service
             .shared()
@@ -239,7 +239,7 @@ impl Server {
             .is_some()
             .then(|| Maintenance::start(&service))
             .transpose()?;
-        let term = Term {
+        let running = RunningService {
             service: service.clone(),
             stop: self.stop.child_token(),
             kill: self.kill.child_token(),
@@ -256,51 +256,51 @@ impl Server {
             let events = Arc::new(Events::new(self.config.events.clone(), address, before));
             service.set_events(events.clone());
             tracing::info!(%address, backend_id = self.config.events.backend_id, "events are published");
-            self.spawn_in(&term, events.serve(listener, term.stop.clone()));
+            self.spawn_in(&running, events.serve(listener, running.stop.clone()));
         }
         let is_cleaned = self.config.is_metadata_cleaned && self.config.has_metadata;
         let cleaned = is_cleaned.then(|| self.metadata.clone());
-        self.spawn_until_stop(&term, run_timers(service.clone(), cleaned));
+        self.spawn_until_stop(&running, run_timers(service.clone(), cleaned));
         if self.config.is_reporting {
-            self.spawn_until_stop(&term, log_summary(service.clone()));
+            self.spawn_until_stop(&running, log_summary(service.clone()));
         }
         let (admin, sampling) = admin::pages(service, self);
-        self.spawn_until_stop(&term, sampling);
-        let context = self.context_of(&term, source);
+        self.spawn_until_stop(&running, sampling);
+        let context = self.context_of(&running, source);
         *self.present.lock() = Some(Present { context, admin });
-        Ok(term)
+        Ok(running)
     }
 
-    /// Ends what is left of a term: its connections are aborted, and its log is synced.
-    pub(crate) fn end_term(&self, term: Term) {
+    /// Stops a service: aborts its connections, and syncs its log.
+    pub(crate) fn stop_service(&self, running: RunningService) {
         self.present.lock().take();
-        term.stop.cancel();
-        term.kill.cancel();
-        term.tasks.close();
+        running.stop.cancel();
+        running.kill.cancel();
+        running.tasks.close();
         self.runtime.block_on(async {
             // Aborted tasks end at their next await. A task that computes is not waited for any longer.
-            let _ = timeout(DRAIN_DEADLINE, term.tasks.wait()).await;
+            let _ = timeout(DRAIN_DEADLINE, running.tasks.wait()).await;
         });
-        drop(term.maintenance);
+        drop(running.maintenance);
     }
 
     /// Takes no more calls, and lets those under way end, for a short while.
-    pub(crate) fn drain(&self, term: &Term) {
+    pub(crate) fn drain(&self, running: &RunningService) {
         self.present.lock().take();
-        term.stop.cancel();
-        term.tasks.close();
+        running.stop.cancel();
+        running.tasks.close();
         self.runtime.block_on(async {
-            let _ = timeout(HANDOVER_DRAIN, term.tasks.wait()).await;
+            let _ = timeout(HANDOVER_DRAIN, running.tasks.wait()).await;
         });
     }
 
     /// Closes the listeners, gives calls in flight up to two seconds to end, and stops.
     ///
     /// Not cancel-safe: if the future is dropped, connections stay.
-    pub(crate) async fn stop(&self, term: Option<Term>) {
+    pub(crate) async fn stop(&self, running: Option<RunningService>) {
         self.stop.cancel();
         self.tasks.close();
-        let tasks = term.as_ref().map_or_else(TaskTracker::new, |term| term.tasks.clone());
+        let tasks = running.as_ref().map_or_else(TaskTracker::new, |running| running.tasks.clone());
         tasks.close();
         let all = async {
             self.tasks.wait().await;
@@ -316,7 +316,7 @@ impl Server {
             let _ = timeout(DRAIN_DEADLINE, all).await;
         }
         self.present.lock().take();
-        let maintenance = term.and_then(|term| term.maintenance);
+        let maintenance = running.and_then(|running| running.maintenance);
         // Ending the maintenance thread syncs the log, which may take as long as the disk does.
         let _ = timeout(DRAIN_DEADLINE, tokio::task::spawn_blocking(|| drop(maintenance))).await;
     }
@@ -328,21 +328,25 @@ impl Server {
         self.tasks.close();
     }
 
-    /// Creates the context shared by all connections of a term.
-    fn context_of(&self, term: &Term, source: Option<Arc<LogSource>>) -> ServerContext {
+    /// Creates the context shared by all connections of a running service.
+    fn context_of(
+        &self,
+        running: &RunningService,
+        source: Option<Arc<LogSource>>,
+    ) -> ServerContext {
         let admission = Admission::new(self.runtime.metrics().num_workers());
-        term.service.set_admission(admission.clone());
+        running.service.set_admission(admission.clone());
         let config = &self.config;
         let (to_grpc, from_sniffers) = mpsc::channel(128);
         let context = ServerContext {
-            service: term.service.clone(),
+            service: running.service.clone(),
             unix_name: self.unix_name.clone(),
             token: config.rpc_token.clone(),
             is_nodelay: config.is_tcp_nodelay,
             idle: (!config.rpc_idle_timeout.is_zero()).then_some(config.rpc_idle_timeout),
-            stop: term.stop.clone(),
-            kill: term.kill.clone(),
-            tasks: term.tasks.clone(),
+            stop: running.stop.clone(),
+            kill: running.kill.clone(),
+            tasks: running.tasks.clone(),
             admission,
             permits: self.permits.clone(),
             dedicated_threads: self.dedicated_threads.clone(),
@@ -370,16 +374,20 @@ impl Server {
         server
     }
 
-    /// Spawns a task of a term that needs no cleanup when it ends.
-    fn spawn_until_stop(&self, term: &Term, task: impl Future<Output = ()> + Send + 'static) {
-        let stop = term.stop.clone();
-        self.spawn_in(term, async move {
+    /// Spawns a task of a running service that needs no cleanup when it ends.
+    fn spawn_until_stop(
+        &self,
+        running: &RunningService,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let stop = running.stop.clone();
+        self.spawn_in(running, async move {
             stop.run_until_cancelled(task).await;
         });
     }
 
-    fn spawn_in(&self, term: &Term, task: impl Future<Output = ()> + Send + 'static) {
-        spawn(&self.runtime, &term.tasks, &term.stop, &term.kill, task);
+    fn spawn_in(&self, running: &RunningService, task: impl Future<Output = ()> + Send + 'static) {
+        spawn(&self.runtime, &running.tasks, &running.stop, &running.kill, task);
     }
 }
 

@@ -26,7 +26,7 @@ use super::{
 use crate::{
     config::MasterConfig,
     journal::{Directory, FollowerStatus, Journal, OnLogFailure, RecoveredJournal, StandbyLog},
-    server::{QuotaSource, Server, Term},
+    server::{QuotaSource, RunningService, Server},
     service::{Leadership, Service},
 };
 
@@ -236,18 +236,18 @@ impl MemberThread {
             self.cluster.settings.token.clone(),
             Arc::clone(&self.cluster.counts),
         ));
-        let term = self.server.begin_term(Arc::clone(&service), Some(Arc::clone(&source)))?;
+        let running = self.server.start_service(Arc::clone(&service), Some(Arc::clone(&source)))?;
         tracing::info!(
             %view, milliseconds = SystemClock.now().since(began).as_millis(), "this master leads"
         );
         let mut leases = LeaseTeller::default();
         let outcome = self.serve(&service, &mut leases);
         if matches!(outcome, Ok(EndOfTerm::HandedOver(_))) {
-            self.server.drain(&term);
+            self.server.drain(&running);
             leases.tell(&service);
             service.shared().hand_rest_over(REST_TIMEOUT);
         }
-        self.end_term(&service, &source, term);
+        self.end_term(&service, &source, running);
         match outcome? {
             EndOfTerm::Lost => {}
             EndOfTerm::HandedOver(handover) => self.await_successor(view, handover),
@@ -354,10 +354,10 @@ impl MemberThread {
         cluster.elector.change_in_sync(members, SystemClock.now() + cluster.settings.ttl / 3)
     }
 
-    fn end_term(&self, service: &Service, source: &LogSource, term: Term) {
+    fn end_term(&self, service: &Service, source: &LogSource, running: RunningService) {
         // From here on nothing is answered any more.
         service.shared().end(not_leader(None));
-        self.server.end_term(term);
+        self.server.stop_service(running);
         source.close();
         // Calls that still hold the service write nothing any more.
         if let Some(journal) = service.shared().journal() {
