@@ -20,7 +20,8 @@ const RELEASE_SLICE: usize = 1024;
 /// The log is synced early when this share of the pool (1/8) waits for it, before puts have to.
 const EARLY_SYNC_SHARE: u64 = 8;
 
-/// Freed blocks in the order of the log.
+/// Freed blocks in the order of the log. They are not freed in this order: a fence may end after later
+/// removals.
 #[derive(Debug, Default)]
 pub(in crate::state) struct Unsynced {
     /// Effects up to this position are on disk. Without a log nothing waits.
@@ -50,6 +51,17 @@ impl Unsynced {
     /// Returns whether effects up to the position are on disk, or need not be.
     pub(in crate::state) fn is_synced(&self, position: u64) -> bool {
         self.synced.is_none_or(|synced| position <= synced)
+    }
+
+    /// Adds a block behind those whose release was recorded earlier.
+    fn push(&mut self, block: UnsyncedBlock) {
+        let is_last = self.blocks.back().is_none_or(|last| last.position <= block.position);
+        if is_last {
+            self.blocks.push_back(block);
+        } else {
+            let at = self.blocks.partition_point(|other| other.position <= block.position);
+            self.blocks.insert(at, block);
+        }
     }
 
     /// Forgets the blocks of segments that left the pool.
@@ -108,7 +120,7 @@ impl Pool {
         self.unsynced.unrequested += bytes;
         let limit = self.segments.mounted_bytes / EARLY_SYNC_SHARE;
         self.unsynced.is_sync_wanted |= self.unsynced.unrequested >= limit;
-        self.unsynced.blocks.push_back(UnsyncedBlock { position, segment, block, bytes });
+        self.unsynced.push(UnsyncedBlock { position, segment, block, bytes });
     }
 
     /// Frees blocks whose release is on disk. Returns whether there were any.

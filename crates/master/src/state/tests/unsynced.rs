@@ -105,6 +105,25 @@ fn memory_waits_for_the_log_after_its_fence() {
 }
 
 #[test]
+fn memory_waits_only_for_the_record_of_its_own_release() {
+    let mut pool = Pool::logged(4);
+    for key in ["a", "b"] {
+        pool.put(key, 2 * MIB).unwrap();
+    }
+    pool.sync();
+    pool.locate("a", false, true).unwrap();
+    pool.remove("a", true).unwrap();
+    let released_first = pool.state.log().log_position();
+    pool.remove("b", true).unwrap();
+    // The fence ends after the other object was removed.
+    pool.wait(3);
+    pool.state.confirm_synced(released_first);
+    pool.put("c", 2 * MIB).unwrap();
+    pool.remove("c", true).unwrap();
+    pool.waits(4 * MIB);
+}
+
+#[test]
 fn remounted_memory_waits_for_the_log() {
     let mut pool = Pool::logged(4);
     pool.put("a", MIB).unwrap();
