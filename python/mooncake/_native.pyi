@@ -391,6 +391,8 @@ class Pending:
     def take(self) -> Sequence[tuple[int, Any]]:
         """Take the delivered outcomes: the number of each call, and its value or its exception."""
 
+    # Not generated: the blocking `read_grids` is a function, and its arguments differ. Its caller
+    # keeps the memory alive. Here the call does, by `owner`; the memory need not be registered.
     def read_grids(
         self,
         keys: _Keys,
