@@ -232,9 +232,9 @@ impl Client {
                 bail!("unexpected reply");
             };
             count += page.objects.len() as u64;
-            match page.objects.last().filter(|_| !page.is_last) {
-                Some(last) => after = last.key.clone(),
-                None => return Ok(count),
+            match page.objects.last() {
+                Some(last) if !page.is_last => after = last.key.clone(),
+                _ => return Ok(count),
             }
         }
     }

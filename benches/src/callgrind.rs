@@ -110,10 +110,10 @@ fn instructions_without(dump: &str, excluded: &str) -> Result<u64> {
             is_call = true;
         } else if line.starts_with(|first: char| first.is_ascii_digit() || "+-*".contains(first)) {
             let cost = line.split(' ').nth(1).context("a line without costs")?.parse::<u64>()?;
-            match std::mem::take(&mut is_call) {
-                false => total += cost,
-                true if is_callee_excluded => left_out += cost,
-                true => {}
+            if !std::mem::take(&mut is_call) {
+                total += cost;
+            } else if is_callee_excluded {
+                left_out += cost;
             }
         }
     }

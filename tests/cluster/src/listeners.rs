@@ -51,7 +51,9 @@ pub fn listeners(process: u32) -> Result<Vec<Listener>> {
         let words: Vec<&str> = line.split_whitespace().collect();
         let [_, local, _, "0A", _, _, _, _, _, inode, ..] = words[..] else { continue };
         let port = local.rsplit_once(':').and_then(|(_, port)| u16::from_str_radix(port, 16).ok());
-        if let Some(port) = port.filter(|_| own.iter().any(|own| own == inode)) {
+        if let Some(port) = port
+            && own.iter().any(|own| own == inode)
+        {
             let address = SocketAddr::from(([127, 0, 0, 1], port)).into();
             found.push(Listener { address, kind: Type::STREAM });
         }
@@ -59,7 +61,9 @@ pub fn listeners(process: u32) -> Result<Vec<Listener>> {
     for line in unix.lines().skip(1) {
         let words: Vec<&str> = line.split_whitespace().collect();
         let [_, _, _, "00010000", kind, _, inode, path] = words[..] else { continue };
-        if let Some(name) = path.strip_prefix('@').filter(|_| own.iter().any(|own| own == inode)) {
+        if let Some(name) = path.strip_prefix('@')
+            && own.iter().any(|own| own == inode)
+        {
             let kind = if kind == "0005" { Type::SEQPACKET } else { Type::STREAM };
             found.push(Listener { address: SockAddr::unix(format!("\0{name}"))?, kind });
         }

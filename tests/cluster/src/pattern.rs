@@ -22,8 +22,8 @@ pub fn value(key: &str, version: u64, length: usize) -> Vec<u8> {
 /// # Errors
 /// Names the offset of the first word that belongs to another key, version, length or position.
 pub fn version_of(key: &str, value: &[u8]) -> Result<u64, String> {
-    let Some((first, _)) = value.split_first_chunk::<8>().filter(|_| value.len() >= LENGTH_MIN)
-    else {
+    let first = if value.len() < LENGTH_MIN { None } else { value.first_chunk() };
+    let Some(first) = first else {
         return Err(format!("value is too short key={key} bytes={}", value.len()));
     };
     let version = u64::from_le_bytes(*first);

@@ -151,10 +151,7 @@ impl Host {
         let found = opened.map_err(|error| format!("cannot read the log: {error}"))?;
         self.starts += 1;
         // The master lets memory rest that may have been granted by what is missing.
-        let quiet = match found.may_lack_end {
-            true => self.rules.late_end(),
-            false => Duration::ZERO,
-        };
+        let quiet = if found.may_lack_end { self.rules.late_end() } else { Duration::ZERO };
         let (mut state, restored) =
             State::restore(self.rules.clone(), seed, now, found.image, quiet);
         limit_sweeps(&mut state, SLICE);
@@ -221,12 +218,13 @@ impl Host {
     /// Returns the time until which the call waits for owners to resume their segments, if it must.
     pub(crate) fn recovery_deadline(&self, now: Moment, call: &Call) -> Option<Moment> {
         let state = self.state()?;
-        let named = call.key().filter(|_| !matches!(call, Call::RemovePrefix { .. }));
+        let named = if matches!(call, Call::RemovePrefix { .. }) { None } else { call.key() };
         let keys: Vec<u64> = named.into_iter().chain(call.started_keys()).collect();
         let Some(&first) = keys.first() else {
-            return match call.is_large() {
-                true => state.recovery_wait(now, &RecoveryScope::All),
-                false => None,
+            return if call.is_large() {
+                state.recovery_wait(now, &RecoveryScope::All)
+            } else {
+                None
             };
         };
         let names: Vec<Vec<u8>> = keys.iter().map(|&key| key_name(key)).collect();

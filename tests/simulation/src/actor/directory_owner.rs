@@ -283,10 +283,10 @@ impl DirectoryOwner {
                     own.session.reported();
                 }
                 simulator.remove_stale(caller.0, &page, &stale);
-                match later.is_empty() {
-                    true => return Ok(self.next(simulator, caller)),
-                    false => self.report_page(simulator, caller, later),
+                if later.is_empty() {
+                    return Ok(self.next(simulator, caller));
                 }
+                self.report_page(simulator, caller, later);
                 Ok(true)
             }
             (Stage::ReportingLost(..), Reply::Reported(_)) => Ok(self.next(simulator, caller)),
@@ -313,9 +313,10 @@ impl DirectoryOwner {
     ) -> Result<bool, String> {
         if objects.is_empty() {
             simulator.sync_directory(caller.0, IDLE_SYNC_INTERVAL);
-            let pause = match simulator.is_quiet {
-                true => QUIET_PAUSE,
-                false => Duration::from_millis(simulator.random.below(PAUSE_MILLIS_MAX)),
+            let pause = if simulator.is_quiet {
+                QUIET_PAUSE
+            } else {
+                Duration::from_millis(simulator.random.below(PAUSE_MILLIS_MAX))
             };
             return Ok(self.pause(simulator, caller, pause));
         }
@@ -425,7 +426,8 @@ impl Simulator {
         let mut evicted = Vec::new();
         let reports_unwritten = self.plan.has(Bug::ReportsUnwritten);
         for ((name, length), words) in read {
-            let Some(words) = words.filter(|_| !is_late) else {
+            let words = if is_late { None } else { words };
+            let Some(words) = words else {
                 self.outcome.late_hand_overs += u64::from(is_late);
                 let outcome =
                     if reports_unwritten { &mut report.added } else { &mut report.refused };

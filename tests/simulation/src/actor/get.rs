@@ -131,9 +131,10 @@ impl Get {
     ) -> Result<bool, String> {
         let mut located = match (reply, &mut self.reading) {
             (Reply::Located { version, length, checksum, places, fence, granted }, _) => {
-                let asked_for_fence = match simulator.plan.has(Bug::CountsFencesFromAnswer) {
-                    true => simulator.now,
-                    false => asked,
+                let asked_for_fence = if simulator.plan.has(Bug::CountsFencesFromAnswer) {
+                    simulator.now
+                } else {
+                    asked
                 };
                 let asked_for_fence = simulator.clock_at(caller.0, asked_for_fence);
                 let fence_end = fence_end(asked_for_fence, fence);

@@ -119,11 +119,13 @@ impl Put {
                 let writing = self.items[*item].writing.as_mut();
                 let writing = writing.ok_or("a put is written that was not started")?;
                 let is_resumed = writing.piece == 0 && matches!(input, Input::Again);
-                match writing.step(&input) {
-                    true if self.is_slow => self.pause(simulator, caller),
-                    true => self.advance(simulator, caller)?,
-                    false if is_resumed => self.advance(simulator, caller)?,
-                    false => true,
+                let is_written = writing.step(&input);
+                if is_written && self.is_slow {
+                    self.pause(simulator, caller)
+                } else if is_written || is_resumed {
+                    self.advance(simulator, caller)?
+                } else {
+                    true
                 }
             }
             Stage::Settling { call, .. }
@@ -492,15 +494,14 @@ impl Put {
                 writing.late.clear();
             }
             let checksum = new.terms.has_checksum.then(|| history::checksum(writing.version));
-            puts.push(match is_end {
-                true => writing.ended(new.key, checksum),
-                false => writing.revoked(new.key),
+            puts.push(if is_end {
+                writing.ended(new.key, checksum)
+            } else {
+                writing.revoked(new.key)
             });
         }
-        let call = match is_end {
-            true => Call::PutEnd { puts, has_keys: false },
-            false => Call::PutRevoke { puts },
-        };
+        let call =
+            if is_end { Call::PutEnd { puts, has_keys: false } } else { Call::PutRevoke { puts } };
         let call = RepeatedCall::send(simulator, caller, call);
         self.stage = Stage::Closing { items, is_end, call };
         Ok(true)

@@ -75,9 +75,10 @@ impl Simulator {
 
     fn start_segment_change(&mut self, process: u64, change: SegmentChange) -> Result<(), String> {
         let number = self.next_number();
-        match self.lock_announcements((process, number)) {
-            true => self.start_op((process, number), Op::SegmentChange(change), false),
-            false => Ok(()),
+        if self.lock_announcements((process, number)) {
+            self.start_op((process, number), Op::SegmentChange(change), false)
+        } else {
+            Ok(())
         }
     }
 
@@ -331,9 +332,10 @@ impl SegmentChange {
     ) -> Option<Self> {
         match self {
             Self::Unmount => {
-                let grace = match simulator.random.happens(300) {
-                    true => Duration::from_millis(simulator.random.below(GRACE_MILLIS_MAX)),
-                    false => Duration::ZERO,
+                let grace = if simulator.random.happens(300) {
+                    Duration::from_millis(simulator.random.below(GRACE_MILLIS_MAX))
+                } else {
+                    Duration::ZERO
                 };
                 let process = simulator.processes.get_mut(&caller.0)?;
                 let segment = process.segments.first()?.id;

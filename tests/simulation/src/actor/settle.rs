@@ -40,9 +40,10 @@ impl Simulator {
             failed,
             ..WrittenPut::of(key_number(put.key.as_bytes()), put.version)
         }];
-        let call = match self.plan.has(Bug::EndsLatePuts) {
-            true => Call::PutEnd { puts, has_keys: false },
-            false => Call::PutRevoke { puts },
+        let call = if self.plan.has(Bug::EndsLatePuts) {
+            Call::PutEnd { puts, has_keys: false }
+        } else {
+            Call::PutRevoke { puts }
         };
         RepeatedCall::send(self, caller, call)
     }

@@ -91,9 +91,10 @@ impl Simulator {
             }
             _ => false,
         };
-        match twice {
-            true => Err(format!("one request was executed twice, at last with {reply:?}")),
-            false => Ok(()),
+        if twice {
+            Err(format!("one request was executed twice, at last with {reply:?}"))
+        } else {
+            Ok(())
         }
     }
 }

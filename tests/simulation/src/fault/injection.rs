@@ -134,13 +134,11 @@ impl Simulator {
             && let Some(journal) = self.host.journal()
         {
             journal.write_only();
-            match journal.is_healthy() {
-                true => self.log_record.written(journal.next_frame()),
-                // The files hold all that was acknowledged.
-                false if journal.has_ended() => {}
-                false => {
-                    self.log_record.fail();
-                }
+            // After the end of a log its files hold all that was acknowledged.
+            if journal.is_healthy() {
+                self.log_record.written(journal.next_frame());
+            } else if !journal.has_ended() {
+                self.log_record.fail();
             }
         }
         self.stop_master();

@@ -147,9 +147,10 @@ impl Context<'_> {
             state.puts().cancel_put(std::mem::take(&mut work.progress));
             work.starts.push(start);
         }
-        match end == puts.len() {
-            true => SliceEnd::Done(Reply::Starts(std::mem::take(&mut work.starts))),
-            false => SliceEnd::Again(None),
+        if end == puts.len() {
+            SliceEnd::Done(Reply::Starts(std::mem::take(&mut work.starts)))
+        } else {
+            SliceEnd::Again(None)
         }
     }
 
@@ -202,9 +203,10 @@ impl Context<'_> {
             let done = self.close_put(state, now, call, put);
             closed.push(done.map_err(|error| error.code()));
         }
-        match end == puts.len() {
-            true => SliceEnd::Done(Reply::Closed(std::mem::take(closed))),
-            false => SliceEnd::Again(None),
+        if end == puts.len() {
+            SliceEnd::Done(Reply::Closed(std::mem::take(closed)))
+        } else {
+            SliceEnd::Again(None)
         }
     }
 
@@ -374,15 +376,9 @@ pub(crate) fn is_staying(status: SegmentStatus) -> bool {
 fn put_options(terms: &PutTerms) -> Result<PutOptions> {
     Ok(PutOptions {
         replicas: terms.replicas,
-        soft_pin: match terms.is_soft_pinned {
-            true => SoftPin::Enable(None),
-            false => SoftPin::Preserve,
-        },
+        soft_pin: if terms.is_soft_pinned { SoftPin::Enable(None) } else { SoftPin::Preserve },
         ttl: terms.ttl,
-        tags: match terms.has_tag {
-            true => Tags::new([("kind", "tagged")])?,
-            false => Tags::default(),
-        },
+        tags: if terms.has_tag { Tags::new([("kind", "tagged")])? } else { Tags::default() },
         ..PutOptions::default()
     })
 }

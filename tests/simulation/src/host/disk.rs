@@ -119,7 +119,7 @@ impl Disk {
     /// Changes the last byte of the first log, unless it is the only one.
     pub(crate) fn damage_older_log(&self) -> bool {
         let logs = self.logs();
-        let Some(first) = logs.first().filter(|_| logs.len() > 1) else { return false };
+        let [first, _, ..] = logs.as_slice() else { return false };
         let damaged = self.disk.damage(first, |bytes| {
             if let Some(last) = bytes.last_mut() {
                 *last ^= 1;
@@ -200,9 +200,6 @@ impl LogFile for File {
 
     fn sync(&self) -> io::Result<()> {
         self.failure.check(Change::Sync)?;
-        match self.is_unsynced {
-            true => Ok(()),
-            false => self.file.sync(),
-        }
+        if self.is_unsynced { Ok(()) } else { self.file.sync() }
     }
 }

@@ -59,9 +59,10 @@ impl Simulator {
         let large = self.host.calls.values().filter(|call| call.is_large).count();
         if message.request.call.is_large() && large >= LARGE_CALLS {
             self.outcome.queued += 1;
-            match self.host.queue.len() < QUEUE_MAX {
-                true => self.host.queue.push_back(message),
-                false => self.refuse(&message, ErrorCode::RPC_FAIL),
+            if self.host.queue.len() < QUEUE_MAX {
+                self.host.queue.push_back(message);
+            } else {
+                self.refuse(&message, ErrorCode::RPC_FAIL);
             }
             return Ok(());
         }
@@ -165,9 +166,10 @@ impl Simulator {
         let target = call.mounted_disk().and_then(|disk| self.reader_target(disk));
         let work = &mut running.work;
         // As in the service, neither reads nor heartbeats wait for the log.
-        let slice = match call.waits_for_log() {
-            true => self.host.run(|state| context.run(state, now, &call, work)),
-            false => self.host.read(|state| context.run(state, now, &call, work)),
+        let slice = if call.waits_for_log() {
+            self.host.run(|state| context.run(state, now, &call, work))
+        } else {
+            self.host.read(|state| context.run(state, now, &call, work))
         };
         let Some(slice) = slice else { return Ok(()) };
         if running.slices == 0 || !self.plan.has(Bug::AnswersBatchesEarly) {
@@ -190,9 +192,10 @@ impl Simulator {
             self.outcome.lists_in_sweep += 1;
             assert!(!self.plan.has(Bug::PanicsInLists), "the planted bug counts what has left");
         }
-        running.entries = match running.entries.is_empty() {
-            true => entries,
-            false => running.entries.start..entries.end.max(running.entries.end),
+        running.entries = if running.entries.is_empty() {
+            entries
+        } else {
+            running.entries.start..entries.end.max(running.entries.end)
         };
         if let SliceEnd::Done(Reply::Starts(starts)) = &turn
             && let Call::PutStart { puts, .. } = &call
@@ -256,19 +259,15 @@ impl Simulator {
             let operation = (client, message.caller.1);
             self.executed.check_removal(&self.history, operation, entries.clone())?;
         }
-        let position = match self.is_answered_early(call, &reply, &entries) {
-            true => 0,
-            false => position,
-        };
+        let position = if self.is_answered_early(call, &reply, &entries) { 0 } else { position };
         let answer = ReplyMessage { reply, entries, position };
         if running.is_numbered {
             let number = message.request.number.number;
-            match call.is_answered_by(&answer.reply) {
-                true => {
-                    let bytes = size_of::<ReplyMessage>();
-                    self.host.answers.finish(client, number, answer.clone(), bytes);
-                }
-                false => self.host.answers.abort(client, number),
+            if call.is_answered_by(&answer.reply) {
+                let bytes = size_of::<ReplyMessage>();
+                self.host.answers.finish(client, number, answer.clone(), bytes);
+            } else {
+                self.host.answers.abort(client, number);
             }
         }
         self.answer(message, answer);
@@ -305,9 +304,10 @@ impl Simulator {
     fn answer(&mut self, call: CallMessage, answer: ReplyMessage) {
         let is_durable =
             self.host.journal().is_none_or(|journal| journal.is_durable(answer.position));
-        match is_durable {
-            true => self.send_reply(&call, answer),
-            false => self.waiting.push(call, answer),
+        if is_durable {
+            self.send_reply(&call, answer);
+        } else {
+            self.waiting.push(call, answer);
         }
     }
 

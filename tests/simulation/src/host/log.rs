@@ -86,10 +86,10 @@ impl Simulator {
             return Ok(());
         }
         let Some(journal) = self.host.journal() else { return Ok(()) };
-        let is_always = self.plan.log_sync == LogSync::Always;
-        match is_always {
-            true => journal.sync_now(),
-            false => journal.write_only(),
+        if self.plan.log_sync == LogSync::Always {
+            journal.sync_now();
+        } else {
+            journal.write_only();
         }
         self.log_written()
     }
@@ -120,13 +120,11 @@ impl Simulator {
         let next_frame = journal.next_frame();
         let is_healthy = journal.is_healthy();
         let answers = self.waiting.take_durable(|position| journal.is_durable(position));
-        match is_healthy {
-            true => self.log_record.written(next_frame),
-            false if self.log_record.fail() => {
-                self.outcome.log_failures += 1;
-                self.after(RESTART_PAUSE, Event::RestartLog);
-            }
-            false => {}
+        if is_healthy {
+            self.log_record.written(next_frame);
+        } else if self.log_record.fail() {
+            self.outcome.log_failures += 1;
+            self.after(RESTART_PAUSE, Event::RestartLog);
         }
         self.outcome.waits += answers.len() as u64;
         for (call, answer) in answers {

@@ -162,9 +162,10 @@ impl Bug {
 impl Plan {
     /// Plants a bug, and makes the conditions that reveal it more likely.
     pub fn with_bug(mut self, bug: Bug) -> Self {
-        self = match bug.is_about_disks() {
-            true => self.with_directories(),
-            false => Self { is_traced: self.is_traced, ..Self::without_disks(self.seed) },
+        self = if bug.is_about_disks() {
+            self.with_directories()
+        } else {
+            Self { is_traced: self.is_traced, ..Self::without_disks(self.seed) }
         };
         self.bug = Some(bug);
         self.reveal_bug_of_master(bug);

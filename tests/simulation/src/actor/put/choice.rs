@@ -45,7 +45,7 @@ fn random_terms(simulator: &mut Simulator, key: u64, is_replacing: bool) -> PutT
     let group = (groups > 0 && random.happens(300)).then(|| key % groups);
     let is_conditional = is_replacing && random.happens(optional);
     let current = simulator.history.current_version(key);
-    let if_version = current.filter(|_| is_conditional);
+    let if_version = if is_conditional { current } else { None };
     PutTerms {
         replicas,
         is_replacing,
