@@ -64,7 +64,9 @@ impl LeaseAndFence {
     /// Extends the lease; never shortens it.
     pub(in crate::state) fn extend_lease(&mut self, until: Moment) {
         let end = Timestamp::from(until).0.saturating_add(1) & !HAS_ADDRESS;
+        let before = self.lease();
         self.lease.0 = self.lease.0.max(end) | (self.lease.0 & HAS_ADDRESS);
+        debug_assert!(self.lease() >= before, "a lease is never shortened");
     }
 
     /// Records that an address of the memory was given away that is valid until the lease ends,
@@ -104,6 +106,7 @@ impl LeaseAndFence {
         // Never the same end twice, so that an earlier reader cannot release the fence of a later
         // one.
         self.fence = if until > before { until } else { Timestamp(before.0 + 1) };
+        debug_assert!(self.fence > before, "no two fences of an object have the same end");
         (before <= now.into()).then_some(self.fence)
     }
 

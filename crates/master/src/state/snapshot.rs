@@ -28,6 +28,7 @@ pub struct SnapshotCursor {
 impl State {
     /// Appends all but the objects to `into` and returns a cursor over the objects.
     pub fn begin_snapshot(&self, now: Moment, into: &mut Vec<u8>) -> SnapshotCursor {
+        debug_assert!(self.inventory.pool().is_counted(), "each block waits for one reason");
         let (version, number) =
             (self.inventory.next_version(), self.inventory.segments().next_number());
         Effect::NextIds { version, number }.encode(into);

@@ -17,6 +17,7 @@ impl DiskCopies {
 
     /// Records that the disk has the only copy on disk of the object.
     pub(in crate::state) fn insert(&mut self, object: ObjectSlot, disk: DiskSlot) {
+        debug_assert_eq!(self.get(object), None, "an object has one copy on disk");
         if object.index() >= self.by_object.len() {
             self.by_object.resize(object.index() + 1, DiskSlot::NONE);
         }

@@ -78,7 +78,8 @@ impl Groups {
             }
         };
         let place = self.at(number).members.len() as u32;
-        self.memberships.insert(object, (number, place));
+        let before = self.memberships.insert(object, (number, place));
+        debug_assert!(before.is_none(), "an object is in one group");
         self.at_mut(number).members.push(object);
     }
 
@@ -86,7 +87,8 @@ impl Groups {
     pub(in crate::state) fn leave(&mut self, object: ObjectSlot) {
         let Some((number, place)) = self.memberships.remove(&object) else { return };
         let group = self.at_mut(number);
-        group.members.swap_remove(place as usize);
+        let left = group.members.swap_remove(place as usize);
+        debug_assert_eq!(left, object, "a member knows its place");
         // The last member has come to this place.
         group.examined = group.examined.min(place as usize);
         if group.blocker == Some(object) {
@@ -98,6 +100,7 @@ impl Groups {
             self.memberships.insert(moved, (number, place));
         }
         if is_empty && let Some(group) = self.groups[number.0 as usize].take() {
+            debug_assert_eq!(group.soft_pinned, 0, "soft pins leave with their members");
             self.vacant.push(number);
             if group.is_condemned {
                 self.condemned.retain(|&other| other != number);
@@ -169,6 +172,7 @@ impl Groups {
         let group = self.at_mut(number);
         if begins {
             group.soft_pinned += 1;
+            debug_assert!(group.soft_pinned <= group.members.len(), "a member has one soft pin");
         } else {
             group.soft_pinned -= 1;
         }

@@ -296,6 +296,11 @@ impl Objects {
             .expect("every object is in the table")
             .remove();
         if let Some(object) = self.slots[slot.index()].take() {
+            debug_assert!(object.replicas.is_empty(), "an object that is removed has no memory");
+            debug_assert_eq!(
+                object.newest_write, NO_WRITE,
+                "no put names an object that is removed"
+            );
             self.by_tenant[object.tenant.index()] -= 1;
             self.keys.remove(object.key);
             self.vacant.push(slot);

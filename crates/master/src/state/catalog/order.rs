@@ -10,7 +10,7 @@ use crate::state::{
         Catalog,
         eviction::{EvictionPolicy, Lru},
         group::GROUP_SLICE,
-        object::Flags,
+        object::{Flags, Object},
     },
     ids::{KeyHash, ObjectSlot},
     lease::Timestamp,
@@ -105,10 +105,15 @@ impl Catalog {
     }
 
     pub(in crate::state) fn pop(&mut self, pass: EvictionPass) -> Option<ObjectSlot> {
-        match pass {
+        let next = match pass {
             EvictionPass::Plain => self.queue.plain.pop(),
             EvictionPass::Soft => self.queue.soft.pop(),
-        }
+        };
+        debug_assert!(
+            next.is_none_or(|next| self.objects.get(next).is_some_and(Object::is_complete)),
+            "the order of eviction has complete objects only"
+        );
+        next
     }
 
     /// Returns an object to the head of its order.
@@ -208,6 +213,8 @@ impl Catalog {
             // Its only copy is on disk.
             return;
         }
+        debug_assert!(object.is_complete(), "only complete objects are evicted");
+        debug_assert!(!flags.has(Flags::PARKED), "a parked object is in no order");
         if flags.has(Flags::SOFT_PINNED) && !flags.has(Flags::HARD_PINNED) {
             self.queue.soft.insert(slot, KeyHash::new(0));
         } else if !flags.has(Flags::HARD_PINNED) {
@@ -225,6 +232,9 @@ impl Catalog {
     /// Parks an object that is in no queue.
     pub(in crate::state) fn park(&mut self, slot: ObjectSlot, until: Timestamp) {
         let object = self.objects.at_mut(slot);
+        debug_assert!(object.is_complete(), "only complete objects are parked");
+        debug_assert!(!object.flags.has(Flags::PARKED), "an object is parked once");
+        debug_assert!(!self.queue.soft.contains(slot), "a parked object is in no order");
         object.flags.set(Flags::PARKED, true);
         self.queue.parked_bytes += object.bytes();
         self.queue.parked.push(Reverse((until, slot, object.version)));

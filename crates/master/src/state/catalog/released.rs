@@ -38,7 +38,8 @@ impl ReleasedObjects {
 
     /// Adds an object whose release was recorded below the position.
     pub(in crate::state) fn insert(&mut self, object: ObjectSlot, position: u64, bytes: u64) {
-        self.by_object.insert(object, Release { position, bytes });
+        let before = self.by_object.insert(object, Release { position, bytes });
+        debug_assert!(before.is_none(), "an object is released once");
         self.bytes += bytes;
     }
 

@@ -86,7 +86,9 @@ impl Tenants {
     }
 
     pub(in crate::state) fn uncharge(&mut self, tenant: TenantIndex, bytes: u64) {
-        self.usage(tenant).charged -= bytes;
+        let usage = self.usage(tenant);
+        debug_assert!(usage.charged >= bytes, "a tenant is uncharged for what it was charged");
+        usage.charged -= bytes;
     }
 
     /// Adds an object that got memory.
@@ -158,6 +160,11 @@ impl Tenants {
             .collect();
         shown.sort_by(|a, b| a.tenant.as_str().cmp(b.tenant.as_str()));
         Ok(shown)
+    }
+
+    /// Returns whether [`requested`](Self::requested) is the sum of all quotas, to assert it.
+    pub(in crate::state) fn is_summed(&self) -> bool {
+        self.requested == self.used.iter().map(|used| u128::from(used.quota)).sum::<u128>()
     }
 
     fn show_quota(

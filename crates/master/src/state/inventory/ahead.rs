@@ -163,6 +163,10 @@ impl Inventory {
 /// Returns how many bytes are to be evicted ahead of need, if eviction has begun or should begin.
 pub(in crate::state) fn excess_ahead(inventory: &Inventory) -> Option<u64> {
     let watermark = inventory.rules.watermark?;
+    debug_assert!(
+        inventory.pool.unsynced.bytes <= inventory.pool.segments.used_bytes,
+        "memory that waits for the log is allocated"
+    );
     // Memory that waits for the log will be free without further eviction.
     let used = inventory.pool.segments.used_bytes.saturating_sub(inventory.pool.unsynced.bytes);
     let capacity = inventory.pool.segments.mounted_bytes as f64;

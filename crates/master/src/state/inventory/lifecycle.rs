@@ -99,6 +99,9 @@ impl Inventory {
 
     /// Clears the value of an object whose replicas are gone.
     pub(in crate::state) fn clear_value(&mut self, slot: ObjectSlot) {
+        let object = self.catalog.objects.at(slot);
+        debug_assert!(object.is_complete(), "a value is dropped once");
+        debug_assert!(object.replicas.is_empty(), "the memory of a value is freed first");
         self.log.emit_removed(&self.catalog, slot);
         self.catalog.dequeue(slot);
         disks::forget_copy(self, slot);
@@ -126,6 +129,10 @@ impl Inventory {
     pub(in crate::state) fn add_copy(&mut self, slot: ObjectSlot, replica: Replica) {
         self.take_back(slot);
         let object = self.catalog.objects.at_mut(slot);
+        debug_assert!(
+            object.replicas.iter().all(|other| other.ordinal != replica.ordinal),
+            "replicas of an object have different numbers"
+        );
         let had_memory = !object.replicas.is_empty();
         object.replicas.push(replica);
         if !had_memory {

@@ -128,6 +128,8 @@ pub(in crate::state) fn publish(
     let annotation = value
         .terms
         .map(|terms| Annotation { expires: terms.ttl.map(|ttl| now + ttl), tags: terms.tags });
+    debug_assert!(version < inventory.next_version, "a version is granted before it is published");
+    debug_assert!(!value.replicas.is_empty(), "a value that is published has a replica");
     let Inventory { log, catalog, pool, rules, .. } = inventory;
     // Before the value, so that no cut of the log leaves a value that never expires.
     if let Some(annotation) = &annotation {

@@ -133,6 +133,7 @@ pub(in crate::state) fn set_quota(
     let before = std::mem::replace(&mut inventory.catalog.tenants.usage(number).quota, bytes);
     inventory.catalog.tenants.requested += u128::from(bytes);
     inventory.catalog.tenants.requested -= u128::from(before);
+    debug_assert!(inventory.catalog.tenants.is_summed(), "the sum is that of all quotas");
     inventory.log.effects.record(|| Effect::Quota { tenant: name, bytes: Some(bytes) });
     Ok(())
 }
@@ -154,6 +155,7 @@ pub(in crate::state) fn remove_quota(inventory: &mut Inventory, tenant: &TenantI
     if let Some(number) = inventory.catalog.tenants.numbers.remove(tenant) {
         let bytes = std::mem::take(&mut inventory.catalog.tenants.usage(number).quota);
         inventory.catalog.tenants.requested -= u128::from(bytes);
+        debug_assert!(inventory.catalog.tenants.is_summed(), "the sum is that of all quotas");
         inventory.log.effects.record(|| Effect::Quota { tenant: tenant.as_str(), bytes: None });
     }
     Ok(())

@@ -46,6 +46,10 @@ pub(in crate::state) fn prepare_ahead(
     if target == 0 {
         return;
     }
+    debug_assert!(
+        inventory.segments().used_bytes <= inventory.segments().mounted_bytes,
+        "allocated memory is mounted"
+    );
     let free = inventory.segments().mounted_bytes.saturating_sub(inventory.segments().used_bytes);
     if free >= 4 * target.max(need) {
         // Memory came from elsewhere.

@@ -129,6 +129,11 @@ impl Allocator {
         let at =
             if is_small { (end - need) / align * align } else { start.next_multiple_of(align) };
         let block = self.cut(block, at, need);
+        debug_assert_eq!(
+            (self.size_of(block), self.offset_of(block) % align, self.is_free(block)),
+            (need, 0, false),
+            "an allocated block has the size and the alignment that were asked for"
+        );
         self.blocks[block as usize].later = NONE;
         self.used += need;
         self.count += 1;
@@ -207,8 +212,10 @@ impl Allocator {
     pub fn free(&mut self, block: BlockId) -> u64 {
         let mut block = block.0;
         assert!(!self.is_free(block), "a block is given back once");
+        debug_assert!(self.is_linked(block), "a block that is freed was allocated");
         self.used -= self.size_of(block);
         self.count -= 1;
+        debug_assert_eq!(self.used == 0, self.count == 0, "bytes are allocated in blocks");
         let before = self.blocks[block as usize].before;
         if before != NONE && self.is_free(before) {
             self.remove_free(before);
@@ -220,6 +227,12 @@ impl Allocator {
             self.remove_free(after);
             self.merge_next(block);
         }
+        debug_assert!(
+            [self.blocks[block as usize].before, self.blocks[block as usize].after]
+                .into_iter()
+                .all(|next| next == NONE || !self.is_free(next)),
+            "free neighbours are merged"
+        );
         self.insert_free(block);
         self.size_of(block)
     }
@@ -343,6 +356,7 @@ impl Allocator {
     }
 
     fn insert_free(&mut self, block: u32) {
+        debug_assert!(!self.is_free(block), "a free block is in one bin");
         let (coarse, fine) = bin_of(self.size_of(block));
         let head = self.heads[coarse][fine];
         if head != NONE {
@@ -360,6 +374,7 @@ impl Allocator {
     }
 
     fn remove_free(&mut self, block: u32) {
+        debug_assert!(self.is_free(block), "only a free block is in a bin");
         let (coarse, fine) = bin_of(self.size_of(block));
         let record = &mut self.blocks[block as usize];
         record.offset &= !FREE;
@@ -385,6 +400,10 @@ impl Allocator {
 
     /// Splits a block at `at`. The second half is in no bin.
     fn split(&mut self, block: u32, at: u64) -> u32 {
+        debug_assert!(
+            self.offset_of(block) < at && at < self.end_of(block),
+            "a block is split inside"
+        );
         let after = self.blocks[block as usize].after;
         let rest =
             self.record(Block { offset: at, before: block, after, earlier: NONE, later: NONE });
@@ -451,6 +470,15 @@ impl Allocator {
 
     fn is_free(&self, block: u32) -> bool {
         self.blocks[block as usize].offset & FREE != 0
+    }
+
+    /// Returns whether the neighbors of a block know it: they do not know the record of one that was
+    /// merged into another.
+    fn is_linked(&self, block: u32) -> bool {
+        let Block { before, after, .. } = self.blocks[block as usize];
+        let is_first = before == NONE && self.first() == Some(block);
+        let follows = before != NONE && self.blocks[before as usize].after == block;
+        (is_first || follows) && (after == NONE || self.blocks[after as usize].before == block)
     }
 }
 

@@ -179,6 +179,7 @@ impl Disks {
     /// Changes whether a client has the disk open.
     pub(in crate::state) fn set_presence(&mut self, slot: DiskSlot, presence: DiskPresence) {
         let before = std::mem::replace(&mut self.at_mut(slot).presence, presence);
+        debug_assert_ne!(before, DiskPresence::Dropped, "a disk that left does not come back");
         self.away -= usize::from(matches!(before, DiskPresence::Away(_)));
         self.away += usize::from(matches!(presence, DiskPresence::Away(_)));
         if presence == DiskPresence::Dropped {
@@ -196,6 +197,10 @@ impl Disks {
 
     /// Frees the slot of a disk to which no object refers.
     pub(in crate::state) fn free_slot(&mut self, slot: DiskSlot) {
-        self.slots[usize::from(slot.number())] = None;
+        let left = self.slots[usize::from(slot.number())].take();
+        debug_assert!(
+            left.is_none_or(|disk| !disk.is_kept() && disk.objects == 0),
+            "a disk keeps its slot while objects have copies in it"
+        );
     }
 }

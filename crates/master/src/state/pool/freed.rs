@@ -39,7 +39,8 @@ impl Pool {
             && *within == segment
             && offsets.contains(&self.segments.at(segment).allocator.offset(block))
         {
-            kept.blocks.insert(block);
+            let is_new = kept.blocks.insert(block);
+            debug_assert!(is_new, "a block is kept for a window once");
             kept.position = kept.position.max(position);
             return;
         }

@@ -5,6 +5,7 @@
 //! blocks that they count.
 
 use mooncake_base::Moment;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::state::{
     ids::{BlockId, ObjectSlot, SegmentSlot},
@@ -32,6 +33,14 @@ impl ReservedBytes {
     pub(in crate::state) fn sum(self) -> u64 {
         self.fenced + self.writing + self.hard_pinned + self.withheld + self.prepared
     }
+}
+
+/// The reason for which memory without an object stays allocated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum WaitReason {
+    Fence,
+    Log,
+    Put,
 }
 
 impl Segment {
@@ -98,6 +107,7 @@ impl Pool {
         position: u64,
     ) {
         let found = self.segments.at_mut(segment);
+        debug_assert!(!found.allocator.is_block_free(block), "quarantined memory is allocated");
         found.reserved.fenced += found.allocator.size(block);
         self.quarantine.push(until, version, segment, block, position);
     }
@@ -129,6 +139,31 @@ impl Pool {
         let found = self.segments.at_mut(segment);
         found.reserved.fenced -= found.allocator.size(block);
         self.free_block(segment, block, position);
+    }
+
+    /// Returns whether the memory that waits or is prepared lies in mounted segments, each block for one
+    /// reason, and adds up to the bytes that are counted. Takes time in the number of these blocks; to be
+    /// asserted where that matters little.
+    pub(in crate::state) fn is_counted(&self) -> bool {
+        let fenced = self.quarantined().map(|(_, slot, block)| (slot, block, WaitReason::Fence));
+        let unsynced = self.unsynced.blocks().map(|(slot, block)| (slot, block, WaitReason::Log));
+        let prepared = self.prepared().map(|(slot, block)| (slot, block, WaitReason::Put));
+        let mut blocks = FxHashSet::default();
+        let mut sums: FxHashMap<(SegmentSlot, WaitReason), u64> = FxHashMap::default();
+        for (slot, block, reason) in fenced.chain(unsynced).chain(prepared) {
+            let segment = self.segments.at(slot);
+            if !segment.is_mounted() || !blocks.insert((slot, block)) {
+                return false;
+            }
+            *sums.entry((slot, reason)).or_default() += segment.allocator.size(block);
+        }
+        self.segments.mounted().all(|(slot, segment)| {
+            let sum = |reason| sums.get(&(slot, reason)).copied().unwrap_or_default();
+            segment.reserved.fenced == sum(WaitReason::Fence)
+                // Searches hold some, too.
+                && segment.reserved.withheld >= sum(WaitReason::Log)
+                && segment.reserved.prepared == sum(WaitReason::Put)
+        })
     }
 
     /// Counts bytes that a search for memory holds between two calls.

@@ -197,6 +197,10 @@ impl Segment {
 
     /// Returns the bytes that are free or could be freed by eviction.
     pub(in crate::state) fn reclaimable(&self) -> u64 {
+        debug_assert!(
+            self.reserved.sum() <= self.allocator.used(),
+            "reserved bytes are allocated, and each for one reason"
+        );
         self.allocator.length().saturating_sub(self.reserved.sum())
     }
 

@@ -75,7 +75,6 @@ impl Unsynced {
     }
 
     /// Returns all blocks.
-    #[cfg(test)]
     pub(in crate::state) fn blocks(&self) -> impl Iterator<Item = (SegmentSlot, BlockId)> {
         self.blocks.iter().map(|entry| (entry.segment, entry.block))
     }
@@ -114,6 +113,7 @@ impl Pool {
             return;
         }
         let found = self.segments.at_mut(segment);
+        debug_assert!(!found.allocator.is_block_free(block), "memory that waits is allocated");
         let bytes = found.allocator.size(block);
         found.reserved.withheld += bytes;
         self.unsynced.bytes += bytes;

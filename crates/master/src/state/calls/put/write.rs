@@ -72,6 +72,7 @@ impl Writes {
                 WriteSlot::from_index(self.slots.len() - 1)
             }
         };
+        debug_assert_eq!(self.find(Version(write.version)), None, "a version belongs to one put");
         self.by_version.insert_new(write.version, number);
         self.by_client.push(write.client, number);
         self.link_segments(&write.replicas, number);

@@ -70,7 +70,9 @@ fn room_below_watermark(inventory: &Inventory) -> u64 {
     let segments = inventory.segments();
     let (mut used, mut capacity) = (0, 0);
     for segment in segments.open().iter().map(|&slot| segments.at(slot)) {
-        used += segment.view().used.saturating_sub(segment.reserved().withheld);
+        let (allocated, withheld) = (segment.view().used, segment.reserved().withheld);
+        debug_assert!(withheld <= allocated, "withheld memory is allocated, and not prepared");
+        used += allocated.saturating_sub(withheld);
         capacity += segment.spec.length;
     }
     ((watermark.high * capacity as f64) as u64).saturating_sub(used)

@@ -251,6 +251,7 @@ impl Reclaimer<'_> {
     ) -> SearchView {
         let is_scanning = search.scan.is_some();
         let would_scan = search.method == SearchMethod::Scan && !is_scanning && !is_exhausted;
+        debug_assert!(search.replicas.len() <= copies, "a search finds what is missing");
         let pool = self.inventory.pool();
         SearchView {
             missing: copies.saturating_sub(search.replicas.len()),

@@ -86,6 +86,7 @@ impl<I: Slot> IndexList<I> {
 
     /// Appends an index that is in no list.
     pub(crate) fn push_last(&mut self, links: &mut IndexLinks<I>, number: I) {
+        debug_assert!(!links.contains(number), "an index is in one list at most");
         *links.link(number) = Link { earlier: self.last, later: NONE };
         match self.last {
             NONE => self.first = number.to_number(),
@@ -97,6 +98,7 @@ impl<I: Slot> IndexList<I> {
 
     /// Prepends an index that is in no list.
     pub(crate) fn push_first(&mut self, links: &mut IndexLinks<I>, number: I) {
+        debug_assert!(!links.contains(number), "an index is in one list at most");
         *links.link(number) = Link { earlier: NONE, later: self.first };
         match self.first {
             NONE => self.last = number.to_number(),
@@ -108,6 +110,7 @@ impl<I: Slot> IndexList<I> {
 
     /// Removes an index from this list.
     pub(crate) fn remove(&mut self, links: &mut IndexLinks<I>, number: I) {
+        debug_assert!(links.contains(number), "an index that is removed is in a list");
         let Link { earlier, later } = links.links[number.index()];
         match earlier {
             NONE => self.first = later,

@@ -14,6 +14,7 @@ impl Allocator {
     /// Records the owner of an allocated block, a number that the caller chooses. Valid until the
     /// block is freed.
     pub fn set_owner(&mut self, block: BlockId, owner: u32) {
+        debug_assert!(!self.is_free(block.0), "only an allocated block has an owner");
         self.blocks[block.0 as usize].later = owner;
     }
 

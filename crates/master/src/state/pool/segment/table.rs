@@ -125,6 +125,7 @@ impl Segments {
 
     /// Frees a block.
     pub(in crate::state) fn free(&mut self, slot: SegmentSlot, block: BlockId) {
+        debug_assert!(self.at(slot).is_mounted(), "memory is freed in mounted segments");
         let range = self.with_allocator(slot, |allocator| allocator.free(block));
         self.free_range_max = self.free_range_max.max(range);
     }
@@ -239,6 +240,7 @@ impl Segments {
                 SegmentSlot::from_index(self.slots.len() - 1)
             }
         };
+        debug_assert!(!self.by_id.contains_key(&segment.spec.id), "a segment is mounted once");
         self.mounted_bytes += segment.spec.length;
         self.used_bytes += segment.allocator.used();
         self.by_client.entry(segment.client).or_default().insert((segment.spec.base, slot));
@@ -273,6 +275,8 @@ impl Segments {
     /// [`free_slot`](Self::free_slot). `position` is the log position behind the record of this.
     pub(in crate::state) fn close(&mut self, slot: SegmentSlot, position: u64) {
         let segment = self.at_mut(slot);
+        debug_assert!(segment.is_mounted(), "a segment leaves once");
+        debug_assert!(segment.prepared.is_empty(), "prepared memory is freed before");
         segment.status = SegmentStatus::Unmounting;
         segment.reserved = ReservedBytes::default();
         let (id, name) = (segment.spec.id, segment.spec.name.clone());
@@ -308,7 +312,8 @@ impl Segments {
 
     /// Frees the slot of a segment that no replica refers to.
     pub(in crate::state) fn free_slot(&mut self, slot: SegmentSlot) {
-        if self.slots[slot.index()].take().is_some() {
+        if let Some(left) = self.slots[slot.index()].take() {
+            debug_assert!(!left.is_mounted(), "a mounted segment keeps its slot");
             self.free_slots.push(slot);
         }
     }
@@ -335,6 +340,7 @@ impl Segments {
         let free = segment.free();
         match (accepts, segment.open_index) {
             (true, None) => {
+                debug_assert!(segment.is_claimed(), "an open segment is mounted and claimed");
                 segment.open_index = Some(open);
                 self.free_range_max = self.free_range_max.max(free);
                 self.open.push(slot);
@@ -342,7 +348,8 @@ impl Segments {
             }
             (false, Some(index)) => {
                 segment.open_index = None;
-                self.open.swap_remove(index);
+                let removed = self.open.swap_remove(index);
+                debug_assert_eq!(removed, slot, "an open segment knows its place");
                 if let Some(&moved) = self.open.get(index) {
                     self.at_mut(moved).open_index = Some(index);
                 }
