@@ -175,12 +175,17 @@ counts: setup ## Write benches/instructions.txt, after a change that is meant or
 # Many tests wait for other processes, so that more run at a time than there are cores.
 PYTEST := $(BIN)/pytest -n 3 --dist loadfile tests/python
 
+# Tests start hundreds of interpreters, some on an emulated processor: each would compile our modules again.
+.PHONY: compile-python
+compile-python: setup
+	@$(BIN)/python -m compileall -q python/mooncake
+
 .PHONY: test-python
-test-python: dev $(VENV)/.test-tools ## Python tests against the extension that `make dev` built
+test-python: dev $(VENV)/.test-tools compile-python ## Python tests against the extension that `make dev` built
 	$(PYTEST)
 
 .PHONY: test-rdma
-test-rdma: dev $(VENV)/.test-tools ## Tests of RDMA in a virtual machine with Soft-RoCE
+test-rdma: dev $(VENV)/.test-tools compile-python ## Tests of RDMA in a virtual machine with Soft-RoCE
 	@scripts/test-rdma.sh
 
 ROUNDS ?= 3

@@ -438,3 +438,9 @@ impl Journal {
         read(&mut self.writer.lock())
     }
 }
+
+/// Returns the name and the length of the file that is written.
+#[cfg(test)]
+pub(crate) fn file_end(journal: &Journal) -> (String, u64) {
+    journal.with_writer(|writer| (file_name(Kind::Log, writer.number), writer.length))
+}

@@ -54,6 +54,7 @@ struct Outcome {
     replaced_logs: u64,
     snapshots: u64,
     power_losses: u64,
+    hanging_writes: u64,
     forced: u64,
 }
 
@@ -68,6 +69,7 @@ impl Outcome {
             &mut self.replaced_logs,
             &mut self.snapshots,
             &mut self.power_losses,
+            &mut self.hanging_writes,
             &mut self.forced,
         ];
         let others = [
@@ -79,6 +81,7 @@ impl Outcome {
             other.replaced_logs,
             other.snapshots,
             other.power_losses,
+            other.hanging_writes,
             other.forced,
         ];
         own.into_iter().zip(others).for_each(|(own, other)| *own += other);

@@ -68,8 +68,10 @@ impl Journal {
         if frames == 0 {
             return Ok(());
         }
-        file.append(bytes)?;
+        // The standbys write at the same time as this master. One that has more than a leader that died
+        // gives it up when it attaches to the next one, as after a loss of power of the leader.
         self.followers.ship(bytes, position);
+        file.append(bytes)?;
         let bytes = bytes.len() as u64;
         writer.length += bytes;
         let is_large = {

@@ -116,7 +116,7 @@ impl Simulation {
         self.history.record_damage(&member);
     }
 
-    fn happens(&mut self, one_in: usize) -> bool {
+    pub(super) fn happens(&mut self, one_in: usize) -> bool {
         one_in > 0 && self.chance(one_in)
     }
 }

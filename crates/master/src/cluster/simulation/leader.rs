@@ -18,7 +18,7 @@ use super::{
     Simulation, TTL,
     client::{Call, Client, Reply, execute, rules},
     leads_in,
-    node::{Part, Process},
+    node::{HangingWrite, Part, Process},
     plan::Bug,
     standby::{SILENCE_MAX, Standby},
     wire::{Message, ServiceAnswer, ServiceCall},
@@ -34,7 +34,7 @@ use crate::{
     },
     journal::{
         FollowerId, Journal, LogSync, Newcomer, NextShipment, OnLogFailure, Snapshot,
-        StandbyProgress, level::RecordLevel,
+        StandbyProgress, file_end, level::RecordLevel,
     },
     service::GuardedState,
     state::{LeaseNotes, LeaseSweep, State},
@@ -277,11 +277,22 @@ impl Simulation {
             leader.is_checked = true;
             self.history.check_state(&leader.guarded.look(), local)?;
         }
+        let hangs = self.happens(self.plan.faults.hanging_write);
+        let Part::Leading(leader) = &mut process.part else { return Ok(()) };
+        let (file, length) = file_end(leader.journal());
         match self.plan.sync {
+            _ if hangs => leader.journal().write_only(),
             LogSync::Always if !writes => leader.journal().sync_now(),
             LogSync::Interval(_) if syncs => leader.journal().sync_now(),
             _ if !writes => leader.journal().write_only(),
             _ => {}
+        }
+        let (file_now, length_now) = file_end(leader.journal());
+        if hangs && file_now == file && length_now > length {
+            self.ship(process);
+            let killed_at = now + self.milliseconds(500);
+            self.nodes[index].hanging_write = Some(HangingWrite { file, length, killed_at });
+            return Ok(());
         }
         if leader.requires_at.take_if(|at| at.has_passed(now)).is_some()
             && let Some(required) = process.election.required_members(local)

@@ -54,10 +54,21 @@ pub(super) struct Node {
     pub(super) boots: u64,
     pub(super) starts_at: Moment,
     pub(super) stopped_until: Moment,
+    /// The process hangs in a write of its log, and will be killed there.
+    pub(super) hanging_write: Option<HangingWrite>,
     pub(super) service_cut_until: Moment,
     /// Until when the members cannot reach each other.
     pub(super) cut_until: Vec<Moment>,
     pub(super) inbox: Inbox,
+}
+
+/// A write that a file never gets, though the standbys do.
+#[derive(Debug)]
+pub(super) struct HangingWrite {
+    pub(super) file: String,
+    /// The length of the file before.
+    pub(super) length: u64,
+    pub(super) killed_at: Moment,
 }
 
 /// A running member.
@@ -93,6 +104,7 @@ impl Node {
             boots: 0,
             starts_at: Moment::default(),
             stopped_until: Moment::default(),
+            hanging_write: None,
             service_cut_until: Moment::default(),
             cut_until: vec![Moment::default(); 3],
             inbox: Inbox::default(),
@@ -167,6 +179,7 @@ impl Simulation {
         node.inbox.clear();
         node.boots += 1;
         node.stopped_until = Moment::default();
+        node.hanging_write = None;
         node.starts_at = self.now + pause;
         let is_of = |standby: usize, leader: usize| standby == index || leader == index;
         self.wire.connections.retain(|_, found| !is_of(found.standby, found.leader));
@@ -183,8 +196,19 @@ impl Simulation {
             }
             self.start_process(index)?;
         }
+        let now = self.now;
         let node = &mut self.nodes[index];
-        if !node.stopped_until.has_passed(self.now) {
+        if let Some(write) = &node.hanging_write {
+            if write.killed_at.has_passed(now) {
+                let lose = |bytes: &mut Vec<u8>| bytes.truncate(write.length as usize);
+                node.disk.damage(&write.file, lose).map_err(|error| error.to_string())?;
+                self.outcome.hanging_writes += 1;
+                let pause = self.milliseconds(1500);
+                self.kill(index, pause);
+            }
+            return Ok(());
+        }
+        if !node.stopped_until.has_passed(now) {
             return Ok(());
         }
         let messages = mem::take(&mut node.inbox);

@@ -61,6 +61,8 @@ pub(super) struct Plan {
 pub(super) struct Faults {
     pub(super) stop: usize,
     pub(super) kill: usize,
+    /// A leader is killed while it writes: the standbys have what its file has not.
+    pub(super) hanging_write: usize,
     pub(super) power_loss: usize,
     pub(super) wipe: usize,
     pub(super) partition: usize,
@@ -98,6 +100,7 @@ impl Plan {
             service_emptied: rarity(1000) * 4,
             late: rarity(20),
             lost: rarity(40),
+            hanging_write: rarity(300),
         };
         let timeout = Duration::from_millis(200);
         let plan = Self { seed, bug, members, copies, sync, timeout, faults };
@@ -109,6 +112,7 @@ impl Plan {
         let none = Faults {
             stop: 0,
             kill: 0,
+            hanging_write: 0,
             power_loss: 0,
             wipe: 0,
             partition: 0,
