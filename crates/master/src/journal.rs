@@ -155,8 +155,8 @@ pub struct Journal {
     failures: AtomicU64,
     /// Tells tasks that one of the positions rose.
     progress: Notify,
-    /// Locked by waiters for `synced`, and when it changes.
-    sync_waiters: Mutex<()>,
+    /// Number of threads that wait until a position rises. Locked between their look at it and their wait.
+    sync_waiters: Mutex<usize>,
     wakes_sync_waiters: Condvar,
     /// Whether there is a log: false from a failure until the log is restarted.
     is_healthy: AtomicBool,

@@ -76,7 +76,7 @@ pub struct Attach {
 /// Says what a standby has.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct Confirm {
-    /// The position of the last frames that it has received, written and applied.
+    /// The position of the last frames that it has received and written.
     #[prost(uint64, tag = "1")]
     pub position: u64,
     /// The number of the frame that it lacks first.

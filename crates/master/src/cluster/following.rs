@@ -228,6 +228,8 @@ impl Shared {
                 self.record_completion()?;
             }
             confirm(channel, Confirm { position, next_frame })?;
+            // The leader need not wait for it.
+            self.log.lock().apply()?;
         }
     }
 
@@ -305,11 +307,11 @@ impl Shared {
         Ok(())
     }
 
-    /// Takes frames into the log, and notes of leases. Returns the number of the next frame.
+    /// Writes frames to the log, and takes notes of leases. Returns the number of the next frame.
     fn receive(&self, frames: Frames) -> Result<u64> {
         let mut log = self.log.lock();
         let before = log.place().1;
-        if let Err(error) = log.receive(&frames.bytes) {
+        if let Err(error) = log.accept(&frames.bytes) {
             // A log that cannot be written says nothing of the frames.
             if !log.is_broken() {
                 self.cluster.counts.add_refused();
@@ -320,6 +322,7 @@ impl Shared {
             log.receive_leases(SystemClock.now(), &lease_notes::from_message(leases));
         }
         if frames.is_rest_logged {
+            log.apply()?;
             log.set_rest_logged();
         }
         log.set_level(RecordLevel(frames.level))?;

@@ -4,9 +4,13 @@ use std::{
     io,
     pin::pin,
     sync::{Arc, atomic::Ordering},
+    time::Duration,
 };
 
-use mooncake_base::{Clock, Error, Moment, SystemClock};
+use mooncake_base::{
+    Clock, Error, Moment, SystemClock,
+    sync::{Condvar, MutexGuard},
+};
 
 use super::{Journal, LogSync, LogWriter, confirmations::RECHECK, disk::LogFile};
 
@@ -112,7 +116,7 @@ impl Journal {
                 drop(waiters);
                 unread.read_up_to(position, self);
             } else if self.waits_for_standby(position) {
-                self.wakes_sync_waiters.wait_for(&mut waiters, RECHECK);
+                wait(&self.wakes_sync_waiters, &mut waiters, RECHECK);
             }
         }
     }
@@ -147,8 +151,10 @@ impl Journal {
     /// Wakes all that wait for the log.
     pub(super) fn wake_waiters(&self) {
         // Who waits has seen the former state under this lock. It is free when they wake up.
-        drop(self.sync_waiters.lock());
-        self.wakes_sync_waiters.notify_all();
+        let waiters = *self.sync_waiters.lock();
+        if waiters > 0 {
+            self.wakes_sync_waiters.notify_all();
+        }
         self.progress.notify_waiters();
     }
 
@@ -174,19 +180,15 @@ impl Journal {
                 self.request_sync();
             }
             self.followers.read_for_task(position);
-            self.wakes_sync_waiters.wait_for(&mut waiters, left);
+            wait(&self.wakes_sync_waiters, &mut waiters, left);
         }
         true
     }
 
     /// Sets the synced position and wakes the threads that wait for it.
     pub(super) fn set_synced(&self, position: u64) {
-        {
-            let _waiters = self.sync_waiters.lock();
-            self.synced.store(position, Ordering::Release);
-            self.wakes_sync_waiters.notify_all();
-        }
-        self.progress.notify_waiters();
+        self.synced.store(position, Ordering::Release);
+        self.wake_waiters();
     }
 
     /// Writes and syncs everything appended so far.
@@ -251,4 +253,11 @@ impl Journal {
         status.sync_time_max = status.sync_time_max.max(time);
         Ok(())
     }
+}
+
+/// Waits until another thread wakes those that wait, or the time is over. `waiters` counts them.
+fn wait(wakes: &Condvar, waiters: &mut MutexGuard<'_, usize>, time: Duration) {
+    **waiters += 1;
+    wakes.wait_for(waiters, time);
+    **waiters -= 1;
 }

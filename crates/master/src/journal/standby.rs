@@ -38,7 +38,8 @@ pub(crate) struct StandbyLog {
     recovered: Recovered,
     /// Own frames with lower numbers are on disk.
     synced_frame: u64,
-    buffer: Vec<u8>,
+    /// Frames that are in the log and not yet applied.
+    accepted: Vec<u8>,
     /// A write failed, so that the end of the file is not known.
     is_broken: bool,
     /// Ends a compaction that runs.
@@ -96,7 +97,7 @@ impl StandbyLog {
             file_name,
             recovered,
             synced_frame,
-            buffer: Vec::new(),
+            accepted: Vec::new(),
             is_broken: false,
             is_ended: Arc::default(),
             level: None,
@@ -208,47 +209,79 @@ impl StandbyLog {
         Ok(())
     }
 
-    /// Checks whole frames, writes them to the log and applies them. All of them are in the log when
-    /// this returns, and none is if a frame is damaged or out of turn.
+    /// Takes whole frames into the log and applies them.
+    ///
+    /// # Errors
+    /// Those of [`accept`](Self::accept).
+    #[cfg(test)]
+    pub(crate) fn receive(&mut self, bytes: &[u8]) -> Result<()> {
+        self.accept(bytes)?;
+        self.apply()
+    }
+
+    /// Checks whole frames and writes them to the log, from where [`apply`](Self::apply) takes them. All of
+    /// them are in the log when this returns, and none is if a frame is damaged or out of turn.
     ///
     /// # Errors
     /// A frame is damaged, not the next one or of a later version: the standby must attach anew. Or the
     /// log cannot be written; then [`mend`](Self::mend) comes first.
-    pub(crate) fn receive(&mut self, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn accept(&mut self, bytes: &[u8]) -> Result<()> {
         if self.is_broken {
             return Err(Error::new(ErrorCode::PERSISTENT_FAIL, "the log of the standby is broken"));
         }
-        self.buffer.clear();
+        self.apply()?;
         let (mut rest, mut next) = (bytes, self.recovered.next_frame);
-        let mut payloads = Vec::new();
-        while !rest.is_empty() {
-            let frame = Frame::read(rest).ok_or_else(|| refused("is damaged", next))?;
-            if frame.number != next {
-                return Err(refused("is not the next one", next).with("number", frame.number));
+        let checked = loop {
+            if rest.is_empty() {
+                break Ok(());
             }
-            let start = self.buffer.len();
-            self.buffer.extend_from_slice(&rest[..frame.bytes()]);
-            // The frame says what is on the disk of the leader; here it is the own disk that counts.
-            frame::seal(&mut self.buffer[start..], next, self.synced_frame);
-            Effect::decode_all(frame.payload, |_| {}).map_err(|_| {
-                refused("has changes that this version does not know; install the leader's", next)
-            })?;
-            payloads.push(frame.payload);
-            rest = &rest[frame.bytes()..];
+            match self.check(rest, next) {
+                Ok(length) => rest = &rest[length..],
+                Err(error) => break Err(error),
+            }
             next += 1;
+        };
+        if checked.is_err() || self.accepted.is_empty() {
+            self.accepted.clear();
+            return checked;
         }
-        if self.buffer.is_empty() {
-            return Ok(());
-        }
-        self.file.append(&self.buffer).map_err(|source| {
+        self.file.append(&self.accepted).map_err(|source| {
             self.is_broken = true;
             file_error("cannot be written", &self.directory.path_of(&self.file_name), source)
         })?;
         self.recovered.next_frame = next;
-        self.recovered.log_bytes += self.buffer.len() as u64;
-        for payload in payloads {
-            self.recovered.image.replay(payload)?;
+        self.recovered.log_bytes += self.accepted.len() as u64;
+        Ok(())
+    }
+
+    /// Checks the first of these frames, and adds it to those that are accepted. Returns its length.
+    fn check(&mut self, bytes: &[u8], next: u64) -> Result<usize> {
+        let frame = Frame::read(bytes).ok_or_else(|| refused("is damaged", next))?;
+        if frame.number != next {
+            return Err(refused("is not the next one", next).with("number", frame.number));
         }
+        Effect::decode_all(frame.payload, |_| {}).map_err(|_| {
+            refused("has changes that this version does not know; install the leader's", next)
+        })?;
+        let (start, length) = (self.accepted.len(), frame.bytes());
+        self.accepted.extend_from_slice(&bytes[..length]);
+        // The frame says what is on the disk of the leader; here it is the own disk that counts.
+        frame::seal(&mut self.accepted[start..], next, self.synced_frame);
+        Ok(length)
+    }
+
+    /// Applies the frames that were written last. Nothing waits for it: they are in the log.
+    ///
+    /// # Errors
+    /// They cannot be applied: [`mend`](Self::mend) comes first.
+    pub(crate) fn apply(&mut self) -> Result<()> {
+        let mut rest = &self.accepted[..];
+        while let Some(frame) = Frame::read(rest) {
+            let applied = self.recovered.image.replay(frame.payload);
+            applied.inspect_err(|_| self.is_broken = true)?;
+            rest = &rest[frame.bytes()..];
+        }
+        self.accepted.clear();
         Ok(())
     }
 
@@ -327,6 +360,7 @@ impl StandbyLog {
     /// The log cannot be written.
     pub(crate) fn lead(mut self, is_complete: bool) -> Result<RecoveredJournal> {
         self.mend()?;
+        self.apply()?;
         self.recovered.may_lack_end = !is_complete;
         Journal::from_recovered(self.directory, self.sync, self.recovered)
     }

@@ -13,7 +13,7 @@ use mooncake_os::{
     call_limit,
     spin_wait::{ANSWER_SPIN_TIME, ActiveThread, SpinWait},
 };
-use mooncake_proto::{native_frame, native_token::ClientProof};
+use mooncake_proto::{calls::Method, native_frame, native_token::ClientProof, v1};
 use prost::Message;
 use socket2::Socket;
 
@@ -34,7 +34,9 @@ pub(super) struct Connection {
     timeout: Duration,
     /// Time of the last use.
     last_used: Moment,
-    spin_wait: SpinWait,
+    /// For each call, since some are answered within microseconds, and others wait for disks or other
+    /// masters.
+    spin_waits: [SpinWait; Method::ALL.len()],
 }
 
 /// Reason why an exchange failed. The connection cannot be used again.
@@ -59,7 +61,7 @@ impl Connection {
             outgoing: BytesMut::new(),
             timeout: Duration::ZERO,
             last_used: SystemClock.now(),
-            spin_wait: SpinWait::new(ANSWER_SPIN_TIME),
+            spin_waits: [const { SpinWait::new(ANSWER_SPIN_TIME) }; Method::ALL.len()],
         }
     }
 
@@ -84,7 +86,7 @@ impl Connection {
     ) -> Result<native_frame::ServerGreeting, ExchangeError> {
         self.outgoing.extend_from_slice(&native_frame::client_greeting());
         self.send(deadline)?;
-        self.receive(native_frame::GREETING_BYTES_MAX, deadline)
+        self.receive(native_frame::GREETING_BYTES_MAX, deadline, None)
     }
 
     /// Answers the challenge of a master's first greeting and reads its second greeting.
@@ -95,23 +97,24 @@ impl Connection {
     ) -> Result<native_frame::ServerGreeting, ExchangeError> {
         native_frame::encode(proof, &mut self.outgoing).map_err(ExchangeError::Malformed)?;
         self.send(deadline)?;
-        self.receive(native_frame::GREETING_BYTES_MAX, deadline)
+        self.receive(native_frame::GREETING_BYTES_MAX, deadline, None)
     }
 
-    /// Sends one message and reads the response.
+    /// Sends a request and reads the response.
     ///
     /// # Errors
-    /// Outer error: the message is too large to send, and the connection stays usable.
-    pub(super) fn exchange<A: Message + Default>(
+    /// Outer error: the request is too large to send, and the connection stays usable.
+    pub(super) fn exchange(
         &mut self,
-        message: &impl Message,
+        request: &v1::Request,
         deadline: Moment,
-    ) -> Result<Result<A, ExchangeError>> {
-        native_frame::encode(message, &mut self.outgoing)?;
+    ) -> Result<Result<v1::Response, ExchangeError>> {
+        native_frame::encode(request, &mut self.outgoing)?;
+        let method = request.call.as_ref().map(v1::request::Call::method);
         let _active = ActiveThread::new();
         let answer = self
             .send(deadline)
-            .and_then(|()| self.receive(native_frame::FRAME_BYTES_MAX, deadline));
+            .and_then(|()| self.receive(native_frame::FRAME_BYTES_MAX, deadline, method));
         self.last_used = SystemClock.now();
         if self.outgoing.capacity() > BUFFER_BYTES_KEPT {
             self.outgoing = BytesMut::new();
@@ -153,10 +156,12 @@ impl Connection {
         outcome
     }
 
+    /// Reads a message. `method`: the call that it answers.
     fn receive<A: Message + Default>(
         &mut self,
         limit: usize,
         deadline: Moment,
+        method: Option<Method>,
     ) -> Result<A, ExchangeError> {
         loop {
             match native_frame::decode(&mut self.incoming, limit) {
@@ -169,9 +174,9 @@ impl Connection {
             // Once the length is known, the decoder has reserved space for the whole frame.
             let room = (self.incoming.capacity() - filled).clamp(READ_BYTES, READ_BYTES_MAX);
             self.incoming.resize(filled + room, 0);
-            if filled == 0 {
+            if let (0, Some(method)) = (filled, method) {
                 // The data is read below.
-                let _ = self.spin_wait.poll(|| peek(&self.socket));
+                let _ = self.spin_waits[method as usize].poll(|| peek(&self.socket));
             }
             let read = (&*self.socket).read(&mut self.incoming[filled..]);
             self.incoming.truncate(filled + *read.as_ref().unwrap_or(&0));

@@ -136,7 +136,7 @@ impl SocketLink {
             (true, false) => connection.own_address(),
             (true, true) => RELAYED.to_owned(),
         };
-        let exchanged = connection.exchange(&*request, deadline);
+        let exchanged = connection.exchange(request, deadline);
         request.caller_address.clear();
         let error = match exchanged {
             Ok(Ok(response)) => {
