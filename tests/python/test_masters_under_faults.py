@@ -172,6 +172,8 @@ def test_handovers_fail_no_call(three: Masters):
     for verb in ("put", "overwrite", "get", "remove"):
         durations = [times.get(verb, 0) for times in longest]
         print(f"longest {verb}: {statistics.median(durations):.3f}, {max(durations):.3f} s")
+        # Those of CI share their processors.
+        assert max(durations) < (1 if IS_LONG else 5), verb
     assert not load.failures, (load.seed, load.failures)
 
 
