@@ -48,7 +48,7 @@ const KEPT_BYTES_MAX: usize = 1 << 20;
 pub(super) struct Channel {
     stream: TcpStream,
     /// For how long a read waits.
-    patience: Duration,
+    read_timeout: Duration,
     input: BytesMut,
     output: BytesMut,
     /// Whether messages have checksums: those after the greetings do.
@@ -72,7 +72,7 @@ impl Channel {
         set().map_err(broken)?;
         Ok(Self {
             stream,
-            patience: SILENCE_MAX,
+            read_timeout: SILENCE_MAX,
             input,
             output: BytesMut::new(),
             has_checksums: false,
@@ -129,7 +129,7 @@ impl Channel {
         let stream = self.stream.try_clone().map_err(broken)?;
         Ok(Self {
             stream,
-            patience: self.patience,
+            read_timeout: self.read_timeout,
             input: std::mem::take(&mut self.input),
             output: BytesMut::new(),
             has_checksums: self.has_checksums,
@@ -181,13 +181,8 @@ impl Channel {
     /// # Errors
     /// Those of [`receive`](Self::receive).
     pub(super) fn receive_up_to<M: Message + Default>(&mut self, limit: usize) -> Result<M> {
-        self.set_patience(SILENCE_MAX)?;
-        loop {
-            if let Some(message) = self.take_message(limit)? {
-                return Ok(message);
-            }
-            self.fill().map_err(broken)?;
-        }
+        let message = self.next_message(limit, SILENCE_MAX)?;
+        message.ok_or_else(|| broken(io::ErrorKind::TimedOut.into()))
     }
 
     /// Waits for a message for a time; returns `None` if none came.
@@ -198,9 +193,18 @@ impl Channel {
         &mut self,
         time: Duration,
     ) -> Result<Option<M>> {
-        self.set_patience(time)?;
+        self.next_message(FRAME_BYTES_MAX, time)
+    }
+
+    /// Waits for a message of limited size; returns `None` if nothing came for a time.
+    fn next_message<M: Message + Default>(
+        &mut self,
+        limit: usize,
+        time: Duration,
+    ) -> Result<Option<M>> {
+        self.set_read_timeout(time)?;
         loop {
-            if let Some(message) = self.take_message(FRAME_BYTES_MAX)? {
+            if let Some(message) = self.take_message(limit)? {
                 return Ok(Some(message));
             }
             match self.fill() {
@@ -210,10 +214,10 @@ impl Channel {
         }
     }
 
-    fn set_patience(&mut self, patience: Duration) -> Result<()> {
-        if self.patience != patience {
-            self.stream.set_read_timeout(Some(patience)).map_err(broken)?;
-            self.patience = patience;
+    fn set_read_timeout(&mut self, timeout: Duration) -> Result<()> {
+        if self.read_timeout != timeout {
+            self.stream.set_read_timeout(Some(timeout)).map_err(broken)?;
+            self.read_timeout = timeout;
         }
         Ok(())
     }
@@ -230,14 +234,19 @@ impl Channel {
         Ok(message)
     }
 
+    /// Returns the length of the next message, once it was read.
+    fn next_length(&self) -> Option<usize> {
+        let length = self.input.first_chunk::<LENGTH_BYTES>()?;
+        Some(u32::from_le_bytes(*length) as usize)
+    }
+
     /// Returns whether the next message may be decoded: its checksum is there and right, if messages have
     /// one.
     ///
     /// # Errors
     /// The message was damaged on its way.
     fn is_next_whole(&mut self, limit: usize) -> Result<bool> {
-        let Some(length) = self.input.first_chunk::<LENGTH_BYTES>() else { return Ok(false) };
-        let length = u32::from_le_bytes(*length) as usize;
+        let Some(length) = self.next_length() else { return Ok(false) };
         if !self.has_checksums || length > limit {
             return Ok(true);
         }
@@ -267,10 +276,8 @@ impl Channel {
 
     fn fill(&mut self) -> io::Result<()> {
         let start = self.input.len();
-        let next = self.input.first_chunk::<LENGTH_BYTES>().map_or(0, |length| {
-            LENGTH_BYTES + u32::from_le_bytes(*length) as usize + CHECKSUM_BYTES
-        });
-        let missing = next.saturating_sub(start);
+        let whole = self.next_length().map_or(0, |next| LENGTH_BYTES + next + CHECKSUM_BYTES);
+        let missing = whole.saturating_sub(start);
         self.input.resize(start + missing.clamp(READ_BYTES_MIN, READ_BYTES_MAX), 0);
         let read = self.stream.read(&mut self.input[start..]);
         self.input.truncate(start + read.as_ref().copied().unwrap_or(0));

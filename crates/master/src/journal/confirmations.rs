@@ -164,8 +164,8 @@ impl Confirmations {
         followers: &Followers,
         received: Result<Option<StandbyProgress>>,
     ) -> Option<u64> {
-        let confirmation = match received {
-            Ok(confirmation) => confirmation?,
+        let progress = match received {
+            Ok(progress) => progress?,
             Err(error) => {
                 followers.detach(self.id);
                 self.reading.lock().failure = Some(error);
@@ -173,9 +173,9 @@ impl Confirmations {
                 return None;
             }
         };
-        followers.confirm(self.id, confirmation);
+        followers.confirm(self.id, progress);
         let reading = &mut *self.reading.lock();
-        reading.confirmed = reading.confirmed.max(confirmation.position);
+        reading.confirmed = reading.confirmed.max(progress.position);
         reading.read = SystemClock.now();
         Some(reading.confirmed)
     }

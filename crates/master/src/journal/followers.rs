@@ -260,8 +260,8 @@ impl Followers {
     }
 
     /// Records what a standby has.
-    pub(super) fn confirm(&self, id: FollowerId, confirmation: StandbyProgress) {
-        let StandbyProgress { position, next_frame } = confirmation;
+    pub(super) fn confirm(&self, id: FollowerId, progress: StandbyProgress) {
+        let StandbyProgress { position, next_frame } = progress;
         let table = &mut *self.table.lock();
         let shipped = table.shipped;
         let Some(follower) = table.attached(id) else { return };

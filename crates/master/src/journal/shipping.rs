@@ -86,8 +86,8 @@ impl Journal {
 
     /// Records what a standby has, where no connection tells it.
     #[cfg(test)]
-    pub(crate) fn confirm_standby(&self, id: FollowerId, confirmation: StandbyProgress) {
-        self.followers.confirm(id, confirmation);
+    pub(crate) fn confirm_standby(&self, id: FollowerId, progress: StandbyProgress) {
+        self.followers.confirm(id, progress);
         self.wake_waiters();
     }
 

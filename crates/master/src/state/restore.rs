@@ -44,9 +44,9 @@ impl State {
     /// segments; effects are recorded.
     ///
     /// Until the longest fence granted by the earlier master ends, no memory is allocated, since
-    /// readers and writers may still use it, unless that master has [recorded](crate::state::log_rest) which memory
-    /// that is. Grants that were lost with the unsynced end of the log
-    /// last at most `lost_grants_max`.
+    /// readers and writers may still use it, unless that master has
+    /// [recorded](crate::state::log_rest) which memory that is. Grants that were lost with the
+    /// unsynced end of the log last at most `lost_grants_max`.
     pub fn restore(
         rules: Rules,
         seed: u64,

@@ -85,8 +85,8 @@ impl State {
 /// these records may use all other free memory at once. Returns `false`, and records nothing, while some
 /// rests that is not known block by block: since a restart, or since it was mounted.
 pub fn log_rest(state: &mut State, now: Moment) -> bool {
-    let is_whole = |segment: &Segment| segment.quarantined_until.is_some() || segment.awaits_sync;
-    if state.inventory.segments().mounted().any(|(_, segment)| is_whole(segment)) {
+    let rests = |segment: &Segment| segment.quarantined_until.is_some() || segment.awaits_sync;
+    if state.inventory.segments().mounted().any(|(_, segment)| rests(segment)) {
         return false;
     }
     let mut records = Vec::new();
@@ -124,7 +124,7 @@ fn append_quarantine(state: &State, now: Moment, into: &mut Vec<u8>) {
 /// which it must rest.
 fn for_each_resting(state: &State, now: Moment, mut visit: impl FnMut(Effect<'static>, Duration)) {
     let inventory = &state.inventory;
-    let mut visit = |slot: SegmentSlot, block, time: Duration| {
+    let mut visit_block = |slot: SegmentSlot, block, time: Duration| {
         let segment = inventory.segments().at(slot);
         if segment.is_mounted() {
             let offset = segment.allocator.offset(block);
@@ -133,19 +133,19 @@ fn for_each_resting(state: &State, now: Moment, mut visit: impl FnMut(Effect<'st
         }
     };
     for (until, slot, block) in inventory.pool().quarantined() {
-        visit(slot, block, until.left(now));
+        visit_block(slot, block, until.left(now));
     }
     for (slot, block) in inventory.pool().prepared() {
-        visit(slot, block, inventory.rules().late_end());
+        visit_block(slot, block, inventory.rules().late_end());
     }
     // The target of a task or a promotion becomes a replica only when that ends.
     for replica in state.tasks.placed().chain(inventory.promotions().placed()) {
-        visit(replica.segment, replica.block, inventory.rules().late_end());
+        visit_block(replica.segment, replica.block, inventory.rules().late_end());
     }
     for write in state.writes.iter().filter(|write| write.object.is_none()) {
         let end = write.window_began + inventory.rules().late_end();
         for replica in write.replicas.iter() {
-            visit(replica.segment, replica.block, end.left(now));
+            visit_block(replica.segment, replica.block, end.left(now));
         }
     }
 }

@@ -108,8 +108,8 @@ pub(in crate::state) fn evict_for_window(
     }
 }
 
-/// Joins the next block to a window: it is free, or was kept for the window. Returns the block of the window, and
-/// whether the object fits; what it does not need is freed then.
+/// Joins the next block to a window: it is free, or was kept for the window. Returns the block of the
+/// window, and whether the object fits; what it does not need is freed then.
 pub(in crate::state) fn join_next(
     inventory: &mut Inventory,
     window: Window,
