@@ -360,7 +360,7 @@ def test_constants_of_frames_are_those_of_the_code() -> None:
         code = rust_constants(source)
         assert rows == {name: code.get(name) for name in rows}, table[0]
         sources += 1
-    assert sources == 3
+    assert sources == 4
 
 
 @pytest.mark.parametrize(
@@ -369,15 +369,36 @@ def test_constants_of_frames_are_those_of_the_code() -> None:
         ("ServerGreeting", "native_frame.rs"),
         ("DaemonGreeting", "native_frame.rs"),
         ("ClientProof", "native_token.rs"),
+        ("FromStandby", "standby.rs"),
+        ("Attach", "standby.rs"),
+        ("ViewStart", "standby.rs"),
+        ("Confirm", "standby.rs"),
+        ("FromLeader", "standby.rs"),
+        ("Attached", "standby.rs"),
+        ("SnapshotPart", "standby.rs"),
+        ("Frames", "standby.rs"),
+        ("Leases", "standby.rs"),
     ],
 )
-def test_fields_of_greetings_are_those_of_the_code(message: str, file: str) -> None:
+def test_fields_of_messages_are_those_of_the_code(message: str, file: str) -> None:
     text = (DOCS / "reference/frames.md").read_text(encoding="utf-8")
     source = (ROOT / "crates/proto/src" / file).read_text(encoding="utf-8")
     body = source.partition(f"pub struct {message} {{")[2].partition("\n}")[0]
     fields = re.findall(r'tag = "(\d+)"\)\]\n +pub (\w+):', body)
     table = text.partition(f"| Field of `{message}` |")[2].partition("\n\n")[0]
     assert table_rows(table) == {name: tag for tag, name in fields}
+
+
+def test_first_bytes_of_connections_are_those_of_the_code() -> None:
+    text = (DOCS / "reference/frames.md").read_text(encoding="utf-8")
+    source = (ROOT / "crates/master/src/service/listen.rs").read_text(encoding="utf-8")
+    protocols = ROOT / "crates/proto/src"
+    code = re.findall(r'\(b"(.+?)", Protocol::', source)
+    for file in ("native_frame.rs", "standby.rs"):
+        code.append(rust_constants((protocols / file).read_text(encoding="utf-8"))["MAGIC"])
+    table = text.partition("| First bytes | Protocol |\n|---|---|\n")[2].partition("\n\n")[0]
+    cells = [row.split("|")[1] for row in table.splitlines()]
+    assert sorted(re.findall(r"`(.+?)`", " ".join(cells))) == sorted(code)
 
 
 def test_fields_of_calls_for_blocks_are_those_of_the_code() -> None:
