@@ -10,7 +10,7 @@ CALL_S = 2
 
 
 async def answer(store: mooncake.AsyncStore, line: bytes) -> bytes:
-    """Returns the answer to one line, within the time limit of a call."""
+    """Return the answer to one line, within the time limit of a call."""
     try:
         match line.split(maxsplit=2):
             case [b"PUT", key, value]:
@@ -30,7 +30,7 @@ async def answer(store: mooncake.AsyncStore, line: bytes) -> bytes:
 async def serve(
     store: mooncake.AsyncStore, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """Serves one connection. While one waits for the store, the loop serves others."""
+    """Serve one connection. While one waits for the store, the loop serves others."""
     try:
         while line := await asyncio.wait_for(reader.readline(), IDLE_S):
             writer.write(await answer(store, line.strip()) + b"\n")
@@ -51,7 +51,7 @@ async def ask(port: int, number: int) -> bytes:
 
 
 async def main() -> None:
-    """Starts the server, and 20 clients at once."""
+    """Start the server, and 20 clients at once."""
     async with mooncake.AsyncStore() as store:
         server = await asyncio.start_server(
             lambda reader, writer: serve(store, reader, writer),

@@ -19,7 +19,7 @@ def load(address: str, name: str, results: "multiprocessing.Queue[float]") -> No
 
 
 def main() -> None:
-    """Publishes a version, lets the readers load it, and withdraws it."""
+    """Publish a version, let the readers load it, and withdraw it."""
     context = multiprocessing.get_context("spawn")
     with mooncake.Store() as store:
         state = {

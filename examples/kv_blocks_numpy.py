@@ -12,7 +12,7 @@ SHAPE = (LAYERS, 2, BLOCK_TOKENS, HEADS, HEAD_SIZE)
 
 
 def block_keys(tokens: list[int]) -> list[str]:
-    """Returns a key for each full block, which depends on all tokens up to its end."""
+    """Return a key for each full block, which depends on all tokens up to its end."""
     keys, digest = [], hashlib.sha256(b"model-v1")
     for start in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
         digest.update(np.array(tokens[start : start + BLOCK_TOKENS], np.int64).tobytes())
@@ -21,13 +21,13 @@ def block_keys(tokens: list[int]) -> list[str]:
 
 
 def compute(tokens: list[int]) -> np.ndarray:
-    """Stands for the model: the KV cache of a prompt, block by block."""
+    """Stand for the model: the KV cache of a prompt, block by block."""
     blocks = len(tokens) // BLOCK_TOKENS
     return np.random.default_rng(sum(tokens)).standard_normal((blocks, *SHAPE), np.float32)
 
 
 def main() -> None:
-    """Fills the cache with one prompt, and loads what a second prompt shares with it."""
+    """Fill the cache with one prompt, and load what a second prompt shares with it."""
     address = sys.argv[1] if len(sys.argv) > 1 else None
     with mooncake.Store(address) if address else mooncake.Store() as store:
         first = list(range(100))

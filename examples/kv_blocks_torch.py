@@ -10,7 +10,7 @@ BLOCKS, LAYERS, BLOCK_TOKENS, HEADS, HEAD_SIZE = 32, 4, 16, 8, 64
 
 
 def main() -> None:
-    """Puts three blocks of a cache, and gets them into other blocks of it."""
+    """Put three blocks of a cache, and get them into other blocks of it."""
     store = MooncakeDistributedStore()
     address = sys.argv[1] if len(sys.argv) > 1 else "embedded"
     if store.setup("localhost", "P2PHANDSHAKE", 256 << 20, 0, "tcp", "", address) != 0:

@@ -18,7 +18,7 @@ SAMPLE = re.compile(r"^(\w+)(?:\{[^}]*\})? (\S+)$")
 
 
 def scrape(admin: str) -> dict[str, float]:
-    """Returns the sum of each metric over its labels."""
+    """Return the sum of each metric over its labels."""
     with urllib.request.urlopen(f"http://{admin}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     totals: dict[str, float] = {}
@@ -29,7 +29,7 @@ def scrape(admin: str) -> dict[str, float]:
 
 
 def report(admin: str) -> str:
-    """Returns a line about the master."""
+    """Return a line about the master."""
     metrics = scrape(admin)
     gets, hits = (
         metrics["mooncake_master_lookups_total"],
@@ -45,7 +45,7 @@ def report(admin: str) -> str:
 
 
 def await_ports(process: subprocess.Popen[bytes], path: Path) -> dict[str, str]:
-    """Waits until a master wrote its addresses to a file, and returns those on this host."""
+    """Wait until a master wrote its addresses to a file, and return those on this host."""
     limit = time.monotonic() + 30
     while not path.exists():
         if process.poll() is not None or time.monotonic() > limit:
@@ -56,7 +56,7 @@ def await_ports(process: subprocess.Popen[bytes], path: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    """Reports on a master; on one that it starts, it first puts and gets something."""
+    """Report on a master; put and get something first if no address of one is given."""
     if len(sys.argv) > 1:
         print(report(sys.argv[1]))
         return

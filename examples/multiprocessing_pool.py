@@ -13,7 +13,7 @@ _store: mooncake.Store | None = None
 
 
 def join(address: str) -> None:
-    """Opens the store of a worker process, once."""
+    """Open the store of a worker process, once."""
     global _store
     _store = mooncake.Store(address)
 
@@ -27,7 +27,7 @@ def square(key: str) -> str:
 
 
 def main() -> None:
-    """Squares arrays in three processes."""
+    """Square arrays in three processes."""
     # Workers lend memory only if asked: results stay in the pool of this process.
     with mooncake.Store() as store:
         keys = [f"in/{number}" for number in range(12)]

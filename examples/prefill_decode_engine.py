@@ -10,7 +10,7 @@ BLOCKS, BLOCK_BYTES = 64, 32 << 10
 
 
 def start() -> tuple[TransferEngine, str]:
-    """Starts an engine and returns it with the name by which peers reach it."""
+    """Start an engine and return it with the name by which peers reach it."""
     engine = TransferEngine()
     if engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") != 0:
         raise RuntimeError("the engine does not start")
@@ -18,7 +18,7 @@ def start() -> tuple[TransferEngine, str]:
 
 
 def prefill(request: "multiprocessing.connection.Connection") -> None:
-    """Takes a request, computes its KV cache, and writes it where the request says."""
+    """Take a request, compute its KV cache, and write it where the request says."""
     peer, address, blocks = request.recv()
     engine, _ = start()
     cache = np.empty((len(blocks), BLOCK_BYTES), np.uint8)

@@ -16,7 +16,7 @@ ROWS = 8
 
 
 def connect(address: str) -> MooncakeDistributedStore:
-    """Opens a store that lends 64 MiB."""
+    """Open a store that lends 64 MiB."""
     store = MooncakeDistributedStore()
     if store.setup("localhost", "P2PHANDSHAKE", 64 << 20, 64 << 20, "tcp", "", address) != 0:
         raise ConnectionError(f"no master at {address}")

@@ -50,13 +50,13 @@ class Allowed:
     reason: str
 
     def matches(self, skip: Skip) -> bool:
-        """Returns whether the entry names the test."""
+        """Return whether the entry names the test."""
         pattern = ".*".join(re.escape(part) for part in self.pattern.split("*"))
         return re.fullmatch(pattern, skip.id) is not None
 
 
 def main(arguments: list[str]) -> int:
-    """Checks the logs against the list; returns the exit code."""
+    """Check the logs against the list; return the exit code."""
     list_path, *logs = map(Path, arguments)
     allowed = read_list(list_path)
     skips: list[Skip] = []
@@ -86,7 +86,7 @@ def main(arguments: list[str]) -> int:
 
 
 def read_list(path: Path) -> list[Allowed]:
-    """Reads the list; empty lines and lines that begin with # are comments."""
+    """Read the list; empty lines and lines that begin with # are comments."""
     entries = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
@@ -99,7 +99,7 @@ def read_list(path: Path) -> list[Allowed]:
 
 
 def find_skips(lines: list[str]) -> Iterator[Skip]:
-    """Finds the lines that name a skipped test. A nextest run names a test once at each attempt."""
+    """Find the lines that name a skipped test. A nextest run names a test once at each attempt."""
     binary = ""
     seen = set()
     for line in lines:
@@ -117,7 +117,7 @@ def find_skips(lines: list[str]) -> Iterator[Skip]:
 
 
 def count_skips(lines: list[str]) -> int:
-    """Adds up the skipped tests that the summaries of the runs count."""
+    """Add up the skipped tests that the summaries of the runs count."""
     matches = (total.fullmatch(line) for line in lines for total in TOTALS)
     return sum(int(found["count"]) for found in matches if found)
 

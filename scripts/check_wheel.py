@@ -99,7 +99,7 @@ EXIT_RUNS = 8
 
 
 def main() -> None:
-    """Checks the wheel and reports each result; the first failed check ends the program."""
+    """Check the wheel and report each result; the first failed check ends the program."""
     wheel = Path(sys.argv[1]).resolve()
     check_name_and_size(wheel)
     check_dependencies(wheel)
@@ -113,7 +113,7 @@ def main() -> None:
 
 
 def check_name_and_size(wheel: Path) -> None:
-    """Requires the tag of abi3 from 3.11 on with glibc 2.28, and at most `BYTES_MAX` bytes."""
+    """Require the tag of abi3 from 3.11 on with glibc 2.28, and at most `BYTES_MAX` bytes."""
     tag = f"-cp311-abi3-manylinux_2_28_{platform.machine()}.whl"
     require(wheel.name.endswith(tag), f"the name {wheel.name} does not end in {tag}")
     size = wheel.stat().st_size
@@ -122,7 +122,7 @@ def check_name_and_size(wheel: Path) -> None:
 
 
 def check_dependencies(wheel: Path) -> None:
-    """Requires that every dependency belongs to an extra."""
+    """Require that every dependency belongs to an extra."""
     with zipfile.ZipFile(wheel) as archive:
         (path,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         metadata = email.message_from_bytes(archive.read(path))
@@ -134,7 +134,7 @@ def check_dependencies(wheel: Path) -> None:
 
 
 def check_protocol(wheel: Path) -> None:
-    """Requires that fsspec finds the protocol `mooncake` in the metadata."""
+    """Require that fsspec finds the protocol `mooncake` in the metadata."""
     with zipfile.ZipFile(wheel) as archive:
         points = "".join(
             archive.read(name).decode()
@@ -146,7 +146,7 @@ def check_protocol(wheel: Path) -> None:
 
 
 def check_library(wheel: Path, scratch: Path) -> None:
-    """Requires an extension that needs only glibc, and no symbol newer than glibc 2.28."""
+    """Require an extension that needs only glibc, and no symbol newer than glibc 2.28."""
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if name.endswith(".so")]
         require(names == ["mooncake/_native.abi3.so"], f"libraries in the wheel: {names}")
@@ -171,7 +171,7 @@ def check_library(wheel: Path, scratch: Path) -> None:
 
 
 def check_pythons(found: set[tuple[int, int]], *, is_ci: bool) -> None:
-    """Reports the required versions of Python that are missing; in CI none may be missing."""
+    """Report the required versions of Python that are missing; in CI none may be missing."""
     missing = ", ".join(f"3.{minor}" for _, minor in PYTHONS_REQUIRED if (3, minor) not in found)
     require(not (missing and is_ci), f"CI must have every supported Python: missing={missing}")
     if missing:
@@ -179,7 +179,7 @@ def check_pythons(found: set[tuple[int, int]], *, is_ci: bool) -> None:
 
 
 def check_in_clean_environment(wheel: Path, python: Path, scratch: Path) -> None:
-    """Installs the wheel alone, imports it, starts a master, puts and gets."""
+    """Install the wheel alone, import it, start a master, put and get."""
     version = output(str(python), "-c", "import sys; print('%d.%d.%d' % sys.version_info[:3])")
     environment = scratch / version.strip()
     run(str(python), "-m", "venv", str(environment))
@@ -213,13 +213,13 @@ def check_in_clean_environment(wheel: Path, python: Path, scratch: Path) -> None
 
 
 def check_imported_modules(python: Path) -> None:
-    """Requires that importing the package, its store and its engine loads no numpy and no torch."""
+    """Require that importing the package, its store and its engine loads no numpy and no torch."""
     heavy = output(str(python), "-c", WATCHED_IMPORT).strip()
     require(not heavy, f"importing mooncake also imports {heavy}")
 
 
 def check_import_time(python: Path) -> float:
-    """Requires an import in a fresh interpreter within `IMPORT_MS_MAX`; returns the best time."""
+    """Require an import in a fresh interpreter within `IMPORT_MS_MAX`; return the best time."""
     best = float("inf")
     for run_number in range(IMPORT_RUNS_MAX):
         if run_number >= IMPORT_RUNS_MIN and best <= IMPORT_MS_MAX:
@@ -233,7 +233,7 @@ def check_import_time(python: Path) -> float:
 
 
 def wait_for_address(master: subprocess.Popen[bytes]) -> str:
-    """Returns the RPC address from the line that the master prints when it is ready."""
+    """Return the RPC address from the line that the master prints when it is ready."""
     assert master.stdout is not None
     printed = b""
     deadline = time.monotonic() + READY_SECONDS
@@ -252,7 +252,7 @@ def wait_for_address(master: subprocess.Popen[bytes]) -> str:
 
 
 def find_pythons() -> dict[tuple[int, int], Path]:
-    """Returns one interpreter of each version from 3.11 on, of pyenv or of the path, or our own."""
+    """Return one interpreter of each version from 3.11 on, of pyenv or of the path, or our own."""
     found = {(3, sys.version_info.minor): Path(sys.executable)}
     home = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     for minor in range(11, 15):
@@ -269,23 +269,23 @@ def find_pythons() -> dict[tuple[int, int], Path]:
 
 
 def run(*command: str) -> None:
-    """Runs a command that must succeed."""
+    """Run a command that must succeed."""
     subprocess.run(command, check=True, timeout=120)
 
 
 def output(*command: str) -> str:
-    """Returns the output of a command that must succeed."""
+    """Return the output of a command that must succeed."""
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
 
 
 def require(is_met: bool, error: str) -> None:
-    """Ends the program with the error unless the condition is met."""
+    """End the program with the error unless the condition is met."""
     if not is_met:
         sys.exit(f"check_wheel: {error}")
 
 
 def report(text: str) -> None:
-    """Prints one line for the reader."""
+    """Print one line for the reader."""
     print(f"check_wheel: {text}", flush=True)
 
 

@@ -13,7 +13,7 @@ Groups = Mapping[str, Sequence[tuple[str, float]]]
 
 
 def draw(title: str, groups: Groups) -> str:
-    """Returns an SVG with one bar per name and ratio, by group; bars left of 1 mean slower."""
+    """Return an SVG with one bar per name and ratio, by group; bars left of 1 mean slower."""
     ratios = [ratio for rows in groups.values() for _, ratio in rows]
     low = min(0, math.floor(min(map(math.log2, ratios), default=0)))
     high = max(1, math.ceil(max(map(math.log2, ratios), default=1)))

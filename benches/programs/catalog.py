@@ -23,7 +23,7 @@ FIELDS = ("input_ids", "attention_mask", "responses")
 
 
 def handle(number: int) -> dict[str, object]:
-    """Returns the handle of a fragment."""
+    """Return the handle of a fragment."""
     return {
         "type": "mooncake_dataproto_ref",
         "version": 1,
@@ -38,7 +38,7 @@ def handle(number: int) -> dict[str, object]:
 
 
 def filled(tags: str) -> DataProtoCatalog:
-    """Returns a catalog with all rows."""
+    """Return a catalog with all rows."""
     catalog = DataProtoCatalog()
     for number in range(ROWS // FRAGMENT_ROWS):
         rows = range(number * FRAGMENT_ROWS, (number + 1) * FRAGMENT_ROWS)
@@ -54,7 +54,7 @@ def filled(tags: str) -> DataProtoCatalog:
 
 
 def main() -> None:
-    """Prints the median times of each kind of tags."""
+    """Print the median times of each kind of tags."""
     print("| Tags | publish 1,000 rows | look-up of 1,000 keys | with their tags read |")
     print("|---|---|---|---|")
     rng = random.Random(1)

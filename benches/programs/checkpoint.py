@@ -30,7 +30,7 @@ with mooncake.Store(config=mooncake.StoreConfig(segment_bytes=int(sys.argv[1])))
 
 
 def main() -> None:
-    """Runs the rounds and prints a table."""
+    """Run the rounds and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tensors", type=int, default=64)
     parser.add_argument("--mib", type=int, default=32, help="length of a tensor")
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def measure(master: str, count: int, mib: int, rounds: int) -> None:
-    """Runs the rounds against a pool."""
+    """Run the rounds against a pool."""
     import torch
     import torch.distributed.checkpoint as dcp
 
@@ -117,14 +117,14 @@ def measure(master: str, count: int, mib: int, rounds: int) -> None:
 
 
 def timed(call: Callable[[], None]) -> float:
-    """Returns the seconds that a call takes."""
+    """Return the seconds that a call takes."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
 
 
 def report(seconds: dict[str, list[tuple[float, float]]], base: str, nbytes: int) -> None:
-    """Prints speeds and ratios."""
+    """Print speeds and ratios."""
     print(f"{'':24}{'write GB/s':>12}{'ratio':>8}{'read GB/s':>12}{'ratio':>8}")
     for name, rows in seconds.items():
         cells = []

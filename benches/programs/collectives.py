@@ -57,7 +57,7 @@ Call = Callable[[], Any]
 
 
 def call_of(operation: str, size: int, group: Any) -> Call:
-    """Returns a call of the operation; `size` is the larger of a rank's input and output."""
+    """Return a call of the operation; `size` is the larger of a rank's input and output."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     count = max(size // 4, 1)
     part = max(count // ranks, 1)
@@ -91,7 +91,7 @@ def call_of(operation: str, size: int, group: Any) -> Call:
 
 
 def moved_bytes(operation: str, size: int, ranks: int) -> int:
-    """Returns how many bytes a rank sends to others."""
+    """Return how many bytes a rank sends to others."""
     if operation in ("all_reduce", "all_reduce_sum"):
         return 2 * size * (ranks - 1) // ranks
     if operation == "broadcast":
@@ -102,7 +102,7 @@ def moved_bytes(operation: str, size: int, ranks: int) -> int:
 
 
 def timed(call: Call, count: int, group: Any) -> float:
-    """Returns the seconds of one call, of `count` in a row."""
+    """Return the seconds of one call, of `count` in a row."""
     dist.barrier(group=group)
     begin = time.perf_counter()
     for _ in range(count):
@@ -111,7 +111,7 @@ def timed(call: Call, count: int, group: Any) -> float:
 
 
 def calls_per_round(call: Call, group: Any) -> int:
-    """Returns how many calls fill a round; rank 0 decides."""
+    """Return how many calls fill a round; rank 0 decides."""
     call()
     once = timed(call, 3, group)
     count = torch.tensor([max(1, min(2000, round(ROUND_SECONDS / once)))])
@@ -140,7 +140,7 @@ class Segment:
             os.close(descriptor)
 
     def copies(self, size: int) -> float:
-        """Returns the seconds in which a rank copies `size` bytes in, and its neighbour's out."""
+        """Return the seconds in which a rank copies `size` bytes in, and its neighbour's out."""
         given, got = (torch.ones(min(size, 64 * MIB), dtype=torch.uint8) for _ in range(2))
 
         def copy() -> None:
@@ -154,7 +154,7 @@ class Segment:
 
 
 def measure(name: str, calls: dict[str, Call], groups: dict[str, Any]) -> dict[str, Any]:
-    """Alternates the calls and returns the medians."""
+    """Alternate the calls and return the medians."""
     counts = {side: calls_per_round(call, groups[side]) for side, call in calls.items()}
     seconds: dict[str, list[float]] = {side: [] for side in calls}
     for _ in range(ROUNDS):
@@ -165,7 +165,7 @@ def measure(name: str, calls: dict[str, Call], groups: dict[str, Any]) -> dict[s
 
 
 def gloo_experts(group: Any) -> Call:
-    """Returns dispatch and combine of bf16 rows by `all_to_all_single`."""
+    """Return dispatch and combine of bf16 rows by `all_to_all_single`."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     x, chosen, weights = routing(rank)
     local = EXPERTS // ranks
@@ -200,7 +200,7 @@ def gloo_experts(group: Any) -> Call:
 
 
 def routing(rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns tokens, experts and weights of a rank."""
+    """Return tokens, experts and weights of a rank."""
     draw = torch.Generator().manual_seed(rank)
     x = torch.randn(TOKENS, HIDDEN, generator=draw).to(torch.bfloat16)
     chosen = torch.rand(TOKENS, EXPERTS, generator=draw).argsort(dim=1)[:, :TOP].contiguous()
@@ -208,7 +208,7 @@ def routing(rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def our_experts(group: Any) -> Call:
-    """Returns dispatch and combine of bf16 rows by `mooncake.ep`."""
+    """Return dispatch and combine of bf16 rows by `mooncake.ep`."""
     from mooncake.ep import Buffer
 
     buffer = Buffer(group)
@@ -226,7 +226,7 @@ def our_experts(group: Any) -> Call:
 def lose_and_replace(
     rank: int, ranks: int, port: int, kills: int, is_new: bool, parent: Any
 ) -> None:
-    """Runs one rank: operations until the last rank, which dies, is replaced, `kills` times."""
+    """Run one rank: operations until the last rank, which dies, is replaced, `kills` times."""
     import mooncake.pg
 
     torch.set_num_threads(1)
@@ -269,7 +269,7 @@ def lose_and_replace(
 
 
 def measure_kills(ranks: int, kills: int) -> list[dict[str, Any]]:
-    """Kills and replaces the last rank; returns the medians of both times."""
+    """Kill and replace the last rank; return the medians of both times."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed", "mooncake.pg"])
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -315,7 +315,7 @@ def measure_kills(ranks: int, kills: int) -> list[dict[str, Any]]:
 
 
 def run_rank(rank: int, ranks: int, port: int, arguments: argparse.Namespace) -> None:
-    """Runs the measurements as one of the ranks; rank 0 prints them."""
+    """Run the measurements as one of the ranks; rank 0 prints them."""
     import mooncake.pg  # noqa: F401 - registers the backend
 
     torch.set_num_threads(1)
@@ -345,7 +345,7 @@ def run_rank(rank: int, ranks: int, port: int, arguments: argparse.Namespace) ->
 
 
 def table_line(row: dict[str, Any], ranks: int) -> str:
-    """Returns one measurement as a line."""
+    """Return one measurement as a line."""
     line = (
         f"{row['operation']:15} {ranks:>5} {row.get('bytes', 0):>9} {row['mooncake'] * 1e6:10.0f}"
     )
@@ -358,7 +358,7 @@ def table_line(row: dict[str, Any], ranks: int) -> str:
 
 
 def main() -> None:
-    """Starts the ranks and prints a table."""
+    """Start the ranks and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2], help="numbers of processes")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
@@ -384,7 +384,7 @@ def main() -> None:
 
 
 def compare(ranks: int) -> None:
-    """Runs the measurements with a number of ranks, and prints them."""
+    """Run the measurements with a number of ranks, and print them."""
     words = ["--port", str(free_port()), "--size", str(ranks), "--rank"]
     command = [sys.executable, *sys.argv, *words]
     processes = [
@@ -400,7 +400,7 @@ def compare(ranks: int) -> None:
 
 
 def free_port() -> int:
-    """Returns a port that is free at present, for the store of rank 0."""
+    """Return a port that is free at present, for the store of rank 0."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 

@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def hold(nbytes: int) -> None:
-    """Lends memory, says where it is, and waits until the other process has finished."""
+    """Lend memory, say where it is, and wait until the other process has finished."""
     import torch
 
     engine = TransferEngine()
@@ -71,7 +71,7 @@ def hold(nbytes: int) -> None:
 
 
 def measure(places: dict[str, Any], nbytes: int, rounds: int) -> dict[str, float]:
-    """Returns the median rate of each row."""
+    """Return the median rate of each row."""
     import torch
 
     store, engine = MooncakeDistributedStore(), TransferEngine()

@@ -31,7 +31,7 @@ GOAL = 0.95
 
 
 def fill(store: Any, count: int, size: int) -> list[str]:
-    """Puts the objects, none faster than the disk takes them; returns their keys."""
+    """Put the objects, none faster than the disk takes them; return their keys."""
     keys = [f"k{number}" for number in range(count)]
     rest = bytes(range(256)) * (size // 256)
     for number, key in enumerate(keys):
@@ -43,13 +43,13 @@ def fill(store: Any, count: int, size: int) -> list[str]:
 
 
 def is_in_memory(store: Any, key: str) -> bool:
-    """Returns whether the object has a copy in memory."""
+    """Return whether the object has a copy in memory."""
     copies = store.batch_get_replica_desc([key]).get(key, [])
     return any(copy.is_memory_replica() for copy in copies)
 
 
 def disk_read_seconds(store: Any, keys: list[str]) -> float:
-    """Returns the time of a read of an object that is only on disk."""
+    """Return the time of a read of an object that is only on disk."""
     took = []
     for key in keys:
         if not is_in_memory(store, key):
@@ -65,7 +65,7 @@ def disk_read_seconds(store: Any, keys: list[str]) -> float:
 def served_from_memory(
     store: Any, keys: list[str], options: ExistOptions, pause: float, seconds: float
 ) -> tuple[float, int]:
-    """Probes and gets; returns the share of gets that memory served, and their number."""
+    """Probe and get; return the share of gets that memory served, and their number."""
     weights = list(itertools.accumulate(1 / rank for rank in range(1, len(keys) + 1)))
     hits, gets = 0, 0
     end = time.monotonic() + seconds
@@ -83,7 +83,7 @@ def served_from_memory(
 
 
 def main() -> None:
-    """Runs the program."""
+    """Run the program."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -28,7 +28,7 @@ ROUNDS_IN_MEMORY = 3
 
 
 def written_a_second(directory: Path) -> float:
-    """Returns how many MiB fio writes to the directory in a second."""
+    """Return how many MiB fio writes to the directory in a second."""
     options = "--rw=write", "--iodepth=4", "--runtime=3", "--bs=1m", "--size=1g"
     written = fio(directory, "write", *options)
     (directory / "fio").unlink(missing_ok=True)
@@ -36,7 +36,7 @@ def written_a_second(directory: Path) -> float:
 
 
 def put_all(store: Any, prefix: str, interval: float) -> list[float]:
-    """Puts objects at a steady rate; returns the times of the puts in milliseconds."""
+    """Put objects at a steady rate; return the times of the puts in milliseconds."""
     value = os.urandom(MIB)
     times = []
     due = time.perf_counter()
@@ -50,7 +50,7 @@ def put_all(store: Any, prefix: str, interval: float) -> list[float]:
 
 
 def main() -> None:
-    """Runs the program."""
+    """Run the program."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -39,7 +39,7 @@ ROUND_SECONDS = 1.0
 
 
 def lender(master: str, segment_bytes: int) -> None:
-    """Lends memory until its input ends."""
+    """Lend memory until its input ends."""
     store = joined(master, segment_bytes)
     print("ready", flush=True)
     sys.stdin.read()
@@ -47,7 +47,7 @@ def lender(master: str, segment_bytes: int) -> None:
 
 
 def joined(master: str, segment_bytes: int, **options: Any) -> Any:
-    """Returns a store that has joined the pool."""
+    """Return a store that has joined the pool."""
     from mooncake.store import MooncakeDistributedStore
 
     store = MooncakeDistributedStore()
@@ -85,11 +85,11 @@ class Pool:
         self.store = joined(self.address, 0, **(tier if directory else {}))
 
     def end_lender(self) -> None:
-        """Ends the process that lends memory: what it held is on disk only."""
+        """End the process that lends memory: what it held is on disk only."""
         self._lender.communicate(timeout=START_SECONDS)
 
     def close(self) -> None:
-        """Ends all processes."""
+        """End all processes."""
         self.store.close()
         self._lender.kill()
         self._master.terminate()
@@ -98,19 +98,19 @@ class Pool:
 
 
 def is_on_disk(store: Any, key: str) -> bool:
-    """Returns whether the object has a copy on disk."""
+    """Return whether the object has a copy on disk."""
     copies = store.batch_get_replica_desc([key]).get(key, [])
     return any(copy.is_local_disk_replica() for copy in copies)
 
 
 def must(condition: bool, text: str) -> None:
-    """Ends the program unless the condition holds."""
+    """End the program unless the condition holds."""
     if not condition:
         raise SystemExit(f"disk_tier: {text}")
 
 
 def await_copy(store: Any, key: str) -> float:
-    """Returns the seconds until the object has a copy on disk."""
+    """Return the seconds until the object has a copy on disk."""
     begin = time.perf_counter()
     while not is_on_disk(store, key):
         must(time.perf_counter() < begin + START_SECONDS, f"{key} is not on disk")
@@ -119,7 +119,7 @@ def await_copy(store: Any, key: str) -> float:
 
 
 def fio(directory: Path, direction: str, *options: str) -> float:
-    """Returns the blocks a second that fio reads or writes: `direction` is "read" or "write"."""
+    """Return the blocks a second that fio reads or writes: `direction` is "read" or "write"."""
     command = [
         "fio", "--name=blocks", "--direct=1", "--ioengine=libaio", "--time_based", *options,
         f"--filename={directory / 'fio'}", "--output-format=json",
@@ -129,13 +129,13 @@ def fio(directory: Path, direction: str, *options: str) -> float:
 
 
 def random_reads(directory: Path, size: int, total: int) -> float:
-    """Returns the reads a second of fio."""
+    """Return the reads a second of fio."""
     options = "--rw=randread", "--iodepth=32", f"--runtime={ROUND_SECONDS:.0f}"
     return fio(directory, "read", *options, f"--bs={size}", f"--size={total}")
 
 
 def reads_a_second(store: Any, keys: list[str], size: int, memory: mmap.mmap) -> float:
-    """Reads batches of random objects for a second."""
+    """Read batches of random objects for a second."""
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     spent, count = 0.0, 0
     while spent < ROUND_SECONDS:
@@ -152,7 +152,7 @@ def reads_a_second(store: Any, keys: list[str], size: int, memory: mmap.mmap) ->
 
 
 def measure(directory: Path, size: int, total: int, rounds: int) -> float:
-    """Prints the row of a size; returns the share."""
+    """Print the row of a size; return the share."""
     count = min(total // size, OBJECTS_MAX)
     records = directory / "records"
     shutil.rmtree(records, ignore_errors=True)
@@ -194,7 +194,7 @@ def measure(directory: Path, size: int, total: int, rounds: int) -> float:
 
 
 def measure_delay(directory: Path) -> None:
-    """Prints how soon a put is on disk."""
+    """Print how soon a put is on disk."""
     records = directory / "records"
     records.mkdir(parents=True, exist_ok=True)
     pool = Pool(records, 256 * MIB)
@@ -214,7 +214,7 @@ def measure_delay(directory: Path) -> None:
 
 
 def main() -> None:
-    """Runs the program."""
+    """Run the program."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -96,7 +96,7 @@ class Master:
             self.process = None
 
     def status(self) -> dict[str, Any]:
-        """Returns what the master says of itself, nothing if it does not answer."""
+        """Return what the master says of itself, nothing if it does not answer."""
         try:
             with urllib.request.urlopen(f"{self.admin}/api/v1/ha", timeout=2) as answer:
                 told: dict[str, Any] = json.load(answer)
@@ -106,7 +106,7 @@ class Master:
 
 
 def leader_in_sync(masters: list[Master]) -> Master:
-    """Waits until one of two masters leads, and the other one could."""
+    """Wait until one of two masters leads, and the other one could."""
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         for master in masters:
@@ -136,7 +136,7 @@ def free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def etcd(folder: Path) -> Iterator[str]:
-    """Runs etcd, and yields its address once it answers."""
+    """Run etcd, and yield its address once it answers."""
     own, peer = (f"http://127.0.0.1:{port}" for port in free_ports(2))
     words = [
         f"--data-dir={folder}",
@@ -162,7 +162,7 @@ def etcd(folder: Path) -> Iterator[str]:
 def two_masters(
     folder: Path, service: str, lease_s: float, started: int = 2
 ) -> Iterator[list[Master]]:
-    """Runs two masters of a cluster of their own. Clients are told so by the environment.
+    """Run two masters of a cluster of their own. Clients are told so by the environment.
 
     Args:
         folder: Place of the state directories.
@@ -235,7 +235,7 @@ def fill(store: mooncake.Store, objects: int) -> None:
 
 
 def kills(options: argparse.Namespace, service: str, lease_s: float, is_full: bool) -> None:
-    """Kills the leader often, and prints a row for gets and a row for puts."""
+    """Kill the leader often, and print a row for gets and a row for puts."""
     rows: list[dict[str, list[float]]] = []
     failed = 0
     folder = Path(tempfile.mkdtemp(dir=options.folder))
@@ -287,7 +287,7 @@ def kills(options: argparse.Namespace, service: str, lease_s: float, is_full: bo
 def put_at_rate(
     place: str, rate: float, seed: int, is_over: Event, results: Queue[list[tuple[float, float]]]
 ) -> None:
-    """Puts objects in a process of its own; returns when each put began and how long it took."""
+    """Put objects in a process of its own; return when each put began and how long it took."""
     chance, calls = random.Random(seed), []
     with mooncake.Store(place) as store:
         due = time.monotonic()
@@ -303,7 +303,7 @@ def put_at_rate(
 
 
 def join(options: argparse.Namespace, service: str) -> None:
-    """Starts an empty standby while others put, and prints a row."""
+    """Start an empty standby while others put, and print a row."""
     folder = Path(tempfile.mkdtemp(dir=options.folder))
     place = f"etcd://{service}"
     with two_masters(folder, service, 5, started=1) as masters, ExitStack() as stack:
@@ -353,7 +353,7 @@ def echo(server: socket.socket) -> None:
 
 @contextlib.contextmanager
 def peer() -> Iterator[Callable[[], object]]:
-    """Yields a call that waits for a round trip over TCP to a process that sleeps meanwhile."""
+    """Yield a call that waits for a round trip over TCP to a process that sleeps meanwhile."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         process = multiprocessing.get_context("fork").Process(target=echo, args=(server,))
         process.start()
@@ -387,7 +387,7 @@ def calls_of(store: mooncake.Store) -> dict[str, Callable[[], object]]:
 
 
 def costs(options: argparse.Namespace, service: str) -> dict[str, float]:
-    """Prints a table of calls with and without a standby; returns the ratios of the medians."""
+    """Print a table of calls with and without a standby; return the ratios of the medians."""
     folder = Path(tempfile.mkdtemp(dir=options.folder))
     times: dict[tuple[str, str], list[float]] = {}
     with peer() as round_trip, ExitStack() as stack:

@@ -26,7 +26,7 @@ SEGMENT_BYTES = 6 * GIB
 
 
 def lend(segment_bytes: int) -> None:
-    """Starts a pool and keeps it until the input ends."""
+    """Start a pool and keep it until the input ends."""
     config = mooncake.StoreConfig(segment_bytes=segment_bytes)
     with mooncake.Store(config=config) as store:
         print(store.master_address, flush=True)
@@ -123,7 +123,7 @@ def main() -> int:
 
 
 def measure(calls: Calls, rounds: int) -> dict[str, float]:
-    """Returns the median seconds of each call."""
+    """Return the median seconds of each call."""
     names = dict.fromkeys(name for _, one, other, _ in COMPARED for name in (other, one))
     functions: dict[str, Callable[[], None]] = {name: getattr(calls, name) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -142,7 +142,7 @@ def measure(calls: Calls, rounds: int) -> dict[str, float]:
 
 
 def report(seconds: dict[str, float], size: int) -> int:
-    """Prints a table; returns 1 if a ratio is smaller than wanted."""
+    """Print a table; return 1 if a ratio is smaller than wanted."""
     print(f"| {size / MIB:.0f} MiB | GB/s | plain call | GB/s | ratio |\n|---|---|---|---|---|")
     missed = 0
     for title, one, other, wanted in COMPARED:

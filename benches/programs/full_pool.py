@@ -43,7 +43,7 @@ def connected(master: str, segment: int) -> MooncakeDistributedStore:
 
 
 def hold_segment(master: str, segment: int, pipe: Connection) -> None:
-    """Mounts memory until a message arrives."""
+    """Mount memory until a message arrives."""
     store = connected(master, segment)
     pipe.send(None)
     pipe.recv()
@@ -51,7 +51,7 @@ def hold_segment(master: str, segment: int, pipe: Connection) -> None:
 
 
 def put(store: MooncakeDistributedStore, at: int, size: int, names: range) -> tuple[Times, int]:
-    """Puts objects with these numbers. Returns the time of each put and the number of failures."""
+    """Put objects with these numbers. Return the time of each put and the number of failures."""
     failed = 0
     times = []
     begun = time.perf_counter()
@@ -64,7 +64,7 @@ def put(store: MooncakeDistributedStore, at: int, size: int, names: range) -> tu
 
 
 def compare(store: MooncakeDistributedStore, label: str, segment: int) -> bool:
-    """Fills and overwrites with objects of each size. Returns whether all checks passed."""
+    """Fill and overwrite with objects of each size. Return whether all checks passed."""
     data = np.ones(max(SIZES), np.uint8)
     at = data.ctypes.data
     store.register_buffer(at, data.nbytes)

@@ -48,7 +48,7 @@ OWN = ", own memory"
 
 
 def worker(master: str, segment_bytes: int) -> None:
-    """Serves commands on stdin: one JSON object per line, with one JSON reply per line."""
+    """Serve commands on stdin: one JSON object per line, with one JSON reply per line."""
     from mooncake.store import MooncakeDistributedStore
 
     store = MooncakeDistributedStore()
@@ -63,7 +63,7 @@ def worker(master: str, segment_bytes: int) -> None:
 
 
 def run_round(store: Any, op: str, prefix: str, size: int, count: int) -> Reply:
-    """Runs one round and returns the seconds of each call and the number of failed calls."""
+    """Run one round and return the seconds of each call and the number of failed calls."""
     import ctypes
 
     if op == "clear":
@@ -100,7 +100,7 @@ def run_round(store: Any, op: str, prefix: str, size: int, count: int) -> Reply:
 
 
 def run_batch(store: Any, op: str, prefix: str, size: int, count: int) -> Reply:
-    """Puts or gets `count` objects in one call. Returns its seconds and the number of failures."""
+    """Put or get `count` objects in one call. Return its seconds and the number of failures."""
     import ctypes
 
     memory = ctypes.create_string_buffer(size * count)
@@ -144,7 +144,7 @@ class Side:
     failed: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def start(self) -> None:
-        """Starts the master and both workers, and waits for their setup."""
+        """Start the master and both workers, and wait for their setup."""
         rpc, admin = free_port(), free_port()
         program = Path(self.python).parent / "mooncake_master"
         flags = (f"--rpc_port={rpc}", "--rpc_address=127.0.0.1", f"--metrics_port={admin}")
@@ -167,7 +167,7 @@ class Side:
                 raise SystemExit(f"{self.name}: setup gave {reply['setup']}")
 
     def ask(self, call: str, **command: object) -> Reply:
-        """Runs a round: calls that end with OWN in the process that mounts memory."""
+        """Run a round: calls that end with OWN in the process that mounts memory."""
         process = self.processes[1 if call.endswith(OWN) else 2]
         command["op"] = call.removesuffix(OWN)
         assert process.stdin
@@ -176,7 +176,7 @@ class Side:
         return self.read(process)
 
     def move_batch(self, call: str, prefix: str, count: int) -> None:
-        """Puts or gets `count` small objects in one call, unless most failed before."""
+        """Put or get `count` small objects in one call, unless most failed before."""
         times = self.batches.setdefault((call, count), [])
         if times and min(times) == math.inf:
             times.append(math.inf)
@@ -189,7 +189,7 @@ class Side:
         self.failed[call, count] = self.failed.get((call, count), 0) + reply["failed"]
 
     def read(self, process: subprocess.Popen[str]) -> Reply:
-        """Reads one line of JSON and skips log lines of the implementation."""
+        """Read one line of JSON and skip log lines of the implementation."""
         assert process.stdout
         for line in process.stdout:
             if line.startswith("{"):
@@ -198,7 +198,7 @@ class Side:
         raise SystemExit(f"{self.name}: the worker ended with {process.wait()}")
 
     def stop(self) -> None:
-        """Ends the workers, then the master."""
+        """End the workers, then the master."""
         for process in reversed(self.processes):
             if process.stdin:
                 process.stdin.close()
@@ -211,14 +211,14 @@ class Side:
 
 
 def free_port() -> int:
-    """Returns a port that is free at the moment."""
+    """Return a port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def wait_for_port(port: int, process: subprocess.Popen[str]) -> None:
-    """Waits until a process listens on the port."""
+    """Wait until a process listens on the port."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         try:
@@ -230,7 +230,7 @@ def wait_for_port(port: int, process: subprocess.Popen[str]) -> None:
 
 
 def copy_seconds(size: int) -> float:
-    """Returns the median time of `memmove` of this size."""
+    """Return the median time of `memmove` of this size."""
     import ctypes
 
     source = ctypes.create_string_buffer(os.urandom(min(size, MIB)) * max(1, size // MIB), size)
@@ -244,7 +244,7 @@ def copy_seconds(size: int) -> float:
 
 
 def measure(sides: list[Side], rounds: int) -> dict[int, float]:
-    """Runs all rounds, alternating between the sides. Returns the copy times by size."""
+    """Run all rounds, alternating between the sides. Return the copy times by size."""
     copies: dict[int, float] = {}
     for size in SIZES:
         count = max(4, min(400, ROUND_BYTES_MAX // size))
@@ -265,7 +265,7 @@ def measure(sides: list[Side], rounds: int) -> dict[int, float]:
 
 
 def measure_batches(sides: list[Side], rounds: int) -> None:
-    """Runs the rounds of many small objects in one call, alternating between the sides."""
+    """Run the rounds of many small objects in one call, alternating between the sides."""
     for count in BATCHES:
         for turn in range(rounds):
             for side in sides if turn % 2 == 0 else reversed(sides):
@@ -277,7 +277,7 @@ def measure_batches(sides: list[Side], rounds: int) -> None:
 
 
 def ratio(upstream: list[float], ours: list[float]) -> float:
-    """Returns the speed relative to upstream: the median over the rounds in which both succeeded.
+    """Return the speed relative to upstream: the median over the rounds in which both succeeded.
     Infinite if one side failed in most rounds.
     """
     if math.inf in (statistics.median(upstream), statistics.median(ours)):
@@ -289,7 +289,7 @@ def ratio(upstream: list[float], ours: list[float]) -> float:
 
 
 def plot(upstream: Side, ours: Side) -> str:
-    """Draws all ratios as an SVG."""
+    """Draw all ratios as an SVG."""
     groups: dict[str, list[tuple[str, float]]] = {}
     for (op, size), times in ours.medians.items():
         rows = groups.setdefault(op, [])
@@ -303,7 +303,7 @@ def plot(upstream: Side, ours: Side) -> str:
 
 
 def batch_table(sides: list[Side]) -> str:
-    """Returns the results of the batches as a Markdown table."""
+    """Return the results of the batches as a Markdown table."""
     head = ["call", "items"]
     for side in sides:
         head += [f"{side.name} µs per good item", "failed"]
@@ -322,7 +322,7 @@ def batch_table(sides: list[Side]) -> str:
 
 
 def table(sides: list[Side], copies: dict[int, float]) -> str:
-    """Returns the results as a Markdown table."""
+    """Return the results as a Markdown table."""
     head = ["call", "size"] + [f"{side.name} µs" for side in sides]
     head += ["speed ratio"] * (len(sides) == 2) + ["share of a copy"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
@@ -337,7 +337,7 @@ def table(sides: list[Side], copies: dict[int, float]) -> str:
 
 
 def main() -> None:
-    """Reads the command line and prints the table."""
+    """Read the command line and print the table."""
     if sys.argv[1:2] == ["--worker"]:
         worker(sys.argv[2], int(sys.argv[3]))
         return

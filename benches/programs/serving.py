@@ -51,7 +51,7 @@ class Replay:
 
 
 def main() -> None:
-    """Replays the trace against one server and two, and prints a table."""
+    """Replay the trace against one server and two, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("trace", type=Path)
     parser.add_argument("--requests", type=int, default=40)
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def sample_trace(file: Path, count: int) -> list[list[int]]:
-    """Returns the blocks of the requests of some sessions, in order, if they are not too long.
+    """Return the blocks of the requests of some sessions, in order, if they are not too long.
 
     Prompts of a session begin with the same two blocks and come far apart in a trace: as many
     requests in a row would share hardly anything.
@@ -106,7 +106,7 @@ def sample_trace(file: Path, count: int) -> list[list[int]]:
 
 
 def prompt_of(blocks: Sequence[int]) -> list[int]:
-    """Returns tokens, which are the same for equal blocks."""
+    """Return tokens, which are the same for equal blocks."""
     tokens = [8, 9, 10]
     for block in reversed(blocks):
         source = random.Random(block)
@@ -115,7 +115,7 @@ def prompt_of(blocks: Sequence[int]) -> list[int]:
 
 
 def best_hit_rate(requests: Sequence[Sequence[int]]) -> float:
-    """Returns the share of blocks that an earlier request with the same beginning had."""
+    """Return the share of blocks that an earlier request with the same beginning had."""
     seen: set[tuple[int, ...]] = set()
     hits = 0
     for blocks in requests:
@@ -126,7 +126,7 @@ def best_hit_rate(requests: Sequence[Sequence[int]]) -> float:
 
 
 def replay(model: Path, folder: Path, kind: str, count: int, prompts: list[list[int]]) -> Replay:
-    """Starts servers, sends them all prompts, and stops them."""
+    """Start servers, send them all prompts, and stop them."""
     with ExitStack() as processes:
         settings, package = None, pools.OURS
         if kind == "ours":

@@ -52,7 +52,7 @@ class SlowFiles:
         }  # fmt: skip
 
     def run(self) -> None:
-        """Answers requests until the file system is unmounted."""
+        """Answer requests until the file system is unmounted."""
         poll = select.poll()
         poll.register(self._device, select.POLLIN)
         while True:
@@ -219,7 +219,7 @@ class SlowFiles:
 
 
 def main() -> None:
-    """Runs the program."""
+    """Run the program."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

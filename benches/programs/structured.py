@@ -38,7 +38,7 @@ LOCAL_BUFFER_BYTES = 2 << 30
 
 
 def worker(master: str, rounds: int) -> None:
-    """Prints the seconds of each round as one JSON object per line."""
+    """Print the seconds of each round as one JSON object per line."""
     from mooncake.store import MooncakeDistributedStore
     from mooncake.structured_object_store import MooncakeBundleTransfer
 
@@ -68,7 +68,7 @@ def worker(master: str, rounds: int) -> None:
 
 
 def small_worker(master: str, rounds: int) -> None:
-    """Prints the processor time of each call in microseconds as one JSON object per line."""
+    """Print the processor time of each call in microseconds as one JSON object per line."""
     import numpy as np
     import torch
 
@@ -108,7 +108,7 @@ def small_worker(master: str, rounds: int) -> None:
 
 
 def batch() -> tuple[dict[str, Any], int]:
-    """Returns a batch, and the length of its data in bytes."""
+    """Return a batch, and the length of its data in bytes."""
     import numpy as np
     import torch
 
@@ -131,7 +131,7 @@ def batch() -> tuple[dict[str, Any], int]:
 
 
 def compare(data: dict[str, Any], result: dict[str, Any]) -> None:
-    """Ends the program if the result is not what was put."""
+    """End the program if the result is not what was put."""
     put, got = data["non_tensor_batch"], result["non_tensor_batch"]
     is_same = all((tensor == result["batch"][name]).all() for name, tensor in data["batch"].items())
     is_same = is_same and list(put["text"]) == list(got["text"])
@@ -144,7 +144,7 @@ COPIED: dict[int, tuple[Any, Any]] = {}
 
 
 def copy_seconds(length: int) -> float:
-    """Returns the time of a copy by one thread between two touched mappings."""
+    """Return the time of a copy by one thread between two touched mappings."""
     import ctypes
 
     import numpy as np
@@ -160,7 +160,7 @@ def copy_seconds(length: int) -> float:
 def measure(
     name: str, python: str, rounds: int, packages: str | None, role: str = "--worker"
 ) -> list[dict[str, float]]:
-    """Returns the rounds of one side, without the first one."""
+    """Return the rounds of one side, without the first one."""
     rpc, admin = free_port(), free_port()
     quiet = subprocess.DEVNULL
     program = Path(python).parent / "mooncake_master"

@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def hold(nbytes: int) -> None:
-    """Lends memory, puts the tensors, and waits until the other process has read them."""
+    """Lend memory, put the tensors, and wait until the other process has read them."""
     config = StoreConfig(segment_bytes=(len(PIECES) + 4) * (nbytes + MIB))
     with Store(config=config) as store:
         store.put("whole", np.arange(nbytes // 4, dtype=np.float32).data)
@@ -65,7 +65,7 @@ def hold(nbytes: int) -> None:
 
 
 def tensors(nbytes: int) -> list[tuple[str, tuple[int, int], int]]:
-    """Returns name, shape and split dimension of each tensor."""
+    """Return name, shape and split dimension of each tensor."""
     columns = RANKS * PIECES[-1] // 4
     rows = [("rows", (nbytes // 4 // columns, columns), 0)]
     for piece in PIECES:
@@ -75,7 +75,7 @@ def tensors(nbytes: int) -> list[tuple[str, tuple[int, int], int]]:
 
 
 def measure(store: Store, nbytes: int, rounds: int) -> dict[str, list[float]]:
-    """Returns the seconds of each round of each row."""
+    """Return the seconds of each round of each row."""
     memory = np.zeros(nbytes // 4, dtype=np.float32)
     expected = np.arange(nbytes // 4, dtype=np.float32)
     whole, half = memory, memory[: nbytes // 8]

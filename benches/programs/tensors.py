@@ -34,7 +34,7 @@ TORCH = "BENCHMARK_TORCH_FOLDER"
 
 
 def worker(master: str, segment_bytes: int) -> None:
-    """Serves commands on stdin: one JSON object per line, with one JSON reply per line."""
+    """Serve commands on stdin: one JSON object per line, with one JSON reply per line."""
     from mooncake.store import MooncakeDistributedStore
 
     # Behind the package's own folder: the folder of torch may have the other package.
@@ -51,7 +51,7 @@ def worker(master: str, segment_bytes: int) -> None:
 
 
 def run_round(store: Any, size: int, count: int) -> dict[str, list[float]]:
-    """Makes each call `count` times, in turns. Returns the seconds of each call."""
+    """Make each call `count` times, in turns. Return the seconds of each call."""
     import torch
 
     tensor = torch.arange(size // 4, dtype=torch.int32)
@@ -101,12 +101,12 @@ class Medians:
             self.seconds.setdefault((name, size), []).append(statistics.median(times))
 
     def of_bytes(self, call: str, size: int) -> float:
-        """Returns the speed of a call relative to that of the call for bytes."""
+        """Return the speed of a call relative to that of the call for bytes."""
         return ratio(self.seconds[PAIRS[call], size], self.seconds[call, size])
 
 
 def measure(sides: list[Side], rounds: int) -> list[Medians]:
-    """Runs all rounds, alternating between the sides."""
+    """Run all rounds, alternating between the sides."""
     results = [Medians() for _ in sides]
     for size in SIZES:
         for turn in range(rounds):
@@ -118,7 +118,7 @@ def measure(sides: list[Side], rounds: int) -> list[Medians]:
 
 
 def table(sides: list[Side], results: list[Medians]) -> str:
-    """Returns the results as a Markdown table."""
+    """Return the results as a Markdown table."""
     head = ["call", "size"] + [f"{side.name} ms" for side in sides]
     head += ["speed ratio"] * (len(sides) == 2) + ["of bytes"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
@@ -136,14 +136,14 @@ def table(sides: list[Side], results: list[Medians]) -> str:
 
 
 def torch_folder(python: str) -> str:
-    """Returns the folder that an interpreter imports torch from."""
+    """Return the folder that an interpreter imports torch from."""
     source = "import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])"
     done = subprocess.run([python, "-c", source], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
 def main() -> None:
-    """Reads the command line and prints the table."""
+    """Read the command line and print the table."""
     if sys.argv[1:2] == ["--worker"]:
         worker(sys.argv[2], int(sys.argv[3]))
         return

@@ -15,7 +15,7 @@ INCLUDED = {"../CHANGELOG.md": "changelog.md", "../CONTRIBUTING.md": "contributi
 
 
 def replace_links(_app: Sphinx, page: str, source: list[str]) -> None:
-    """Rewrites the links of one page that lead out of `docs/`."""
+    """Rewrite the links of one page that lead out of `docs/`."""
     folder = posixpath.dirname(page)
 
     def replace(match: re.Match[str]) -> str:

@@ -48,7 +48,7 @@ def metrics_table(text: str) -> str:
 
 
 def metrics_page() -> str:
-    """Asks a running pool for its metrics."""
+    """Ask a running pool for its metrics."""
     import mooncake
 
     flags = ["--rpc_port=0", "--metrics_port=0", "--rpc_address=127.0.0.1", "--state_dir=none"]

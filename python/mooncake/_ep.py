@@ -42,7 +42,7 @@ class EventHandle:
             self._event.record(_stream(stream_ptr))
 
     def current_stream_wait(self, stream_ptr: int = 0) -> None:
-        """Lets a stream wait for the recorded work.
+        """Let a stream wait for the recorded work.
 
         Args:
             stream_ptr: As for the constructor.
@@ -51,13 +51,13 @@ class EventHandle:
             _stream(stream_ptr).wait_event(self._event)
 
     def synchronize(self) -> None:
-        """Blocks until the recorded work is complete."""
+        """Block until the recorded work is complete."""
         if self._event is not None:
             self._event.synchronize()
 
 
 def calculate_elastic_buffer_size(*arguments: Any, **options: Any) -> int:  # noqa: ARG001
-    """Refuses: `ElasticBuffer` needs kernels for GPUs."""
+    """Refuse: `ElasticBuffer` needs kernels for GPUs."""
     raise NotSupportedError(
         "calculate_elastic_buffer_size is for ElasticBuffer, which this build does not have: use "
         "mooncake.mooncake_ep_buffer.Buffer"

@@ -584,7 +584,7 @@ class PutOptions:
 
     @property
     def preferred_segments(self) -> list[str]:
-        """Names of segments to use first."""
+        """The names of segments to use first."""
 
     @property
     def prefers_own_segments(self) -> bool:

@@ -17,7 +17,7 @@ class NofUnsupportedError(NotImplementedError):
 
 
 def unsupported(action: str) -> NoReturn:
-    """Refuses an action on NVMe-oF targets.
+    """Refuse an action on NVMe-oF targets.
 
     Raises:
         NofUnsupportedError: Always.

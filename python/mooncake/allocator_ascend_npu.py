@@ -19,7 +19,7 @@ class UBShmemAllocator:
 
     @classmethod
     def get_allocator(cls, device: Any) -> Any:
-        """Refuses to make an allocator: this package has none for NPUs.
+        """Refuse to make an allocator: this package has none for NPUs.
 
         Raises:
             ImportError: The library is missing.

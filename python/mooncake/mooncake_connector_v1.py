@@ -93,7 +93,7 @@ def __getattr__(name: str) -> Any:
 
 @contextmanager
 def zmq_ctx(socket_type: Any, addr: str) -> Iterator[Any]:
-    """Lends a ZMQ socket: a ``ROUTER`` bound to an address, or a ``REQ`` connected to it.
+    """Lend a ZMQ socket: a ``ROUTER`` bound to an address, or a ``REQ`` connected to it.
 
     Raises:
         ValueError: The type is another one.

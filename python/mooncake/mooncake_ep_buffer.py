@@ -51,7 +51,7 @@ class EventOverlap:
         self.extra_tensors = extra_tensors
 
     def current_stream_wait(self) -> None:
-        """Lets torch's current stream wait for the event, if there is one."""
+        """Let torch's current stream wait for the event, if there is one."""
         if self.event is not None:
             stream_ptr = torch.cuda.current_stream().cuda_stream if torch.cuda.is_available() else 0
             self.event.current_stream_wait(stream_ptr)
@@ -105,7 +105,7 @@ class Buffer(DeviceLinks):
         return 16 * num_experts + 4 * slots * (32 + 2 * hidden)
 
     def connect(self, is_update: bool = False) -> None:  # noqa: ARG002 - upstream's
-        """Begins a new series of rounds; a collective call, which all ranks make at the same point.
+        """Begin a new series of rounds; a collective call, which all ranks make at the same point.
 
         The ranks agree on the number of the series and on their own number. Messages of earlier
         series and of other buffers are not taken for those of this one.
@@ -417,7 +417,7 @@ class Buffer(DeviceLinks):
         mask: torch.Tensor,
         deadline: float | None,
     ) -> _Arrival | None:
-        """Begins to receive the rows that a head announces; returns None if the rank is late."""
+        """Begin to receive the rows that a head announces; return None if the rank is late."""
         if not self._has_arrived(rank, arrival, mask, deadline):
             return None
         count = int(arrival[1][:local].sum())

@@ -20,7 +20,7 @@ class MooncakeNoFRegister:
         self.spdk_targets = list(spdk_targets or [])
 
     def start_ssd_service(self) -> NoReturn:
-        """Refuses to register the targets.
+        """Refuse to register the targets.
 
         Raises:
             NofUnsupportedError: Always.

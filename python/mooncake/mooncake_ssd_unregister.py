@@ -20,7 +20,7 @@ class MooncakeNoFUnregister:
         self.spdk_targets = list(spdk_targets or [])
 
     def start_ssd_unregister_service(self) -> NoReturn:
-        """Refuses to unregister the targets.
+        """Refuse to unregister the targets.
 
         Raises:
             NofUnsupportedError: Always.

@@ -38,7 +38,7 @@ class SPDKTgtCreator:
         self.port = port
 
     def deploy_target(self, target_config: dict[str, Any]) -> NoReturn:  # noqa: ARG002 - upstream's
-        """Refuses to start a target.
+        """Refuse to start a target.
 
         Raises:
             NofUnsupportedError: Always.
@@ -46,7 +46,7 @@ class SPDKTgtCreator:
         unsupported("start an SPDK target")
 
     def deploy_all_targets(self) -> NoReturn:
-        """Refuses to start the targets.
+        """Refuse to start the targets.
 
         Raises:
             NofUnsupportedError: Always.

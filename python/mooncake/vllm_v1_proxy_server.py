@@ -201,7 +201,7 @@ def get_next_client(app: ProxyApp, service_type: str) -> Backend:
 async def send_request_to_service(
     client_info: Backend, endpoint: str, req_data: Mapping[str, Any], request_id: str | None = None
 ) -> dict[str, Any]:
-    """Lets a backend prefill a request, and returns its answer.
+    """Let a backend prefill a request, and return its answer.
 
     Raises:
         BackendError: It did not answer.
@@ -234,7 +234,7 @@ async def stream_service_response(
 
 
 async def handle_completions(request: Request) -> Any:
-    """Answers `/v1/completions`, as a route of a program that has Starlette or FastAPI.
+    """Answer `/v1/completions`, as a route of a program that has Starlette or FastAPI.
 
     The proxy is that of the request's application, if `lifespan` was entered with it, else that of
     `app`. Errors are answers, too.
@@ -246,7 +246,7 @@ async def handle_completions(request: Request) -> Any:
 
 
 async def handle_chat_completions(request: Request) -> Any:
-    """Answers `/v1/chat/completions`, as `handle_completions`."""
+    """Answer `/v1/chat/completions`, as `handle_completions`."""
     return await respond(_proxy_of(request), "/v1/chat/completions", request)
 
 

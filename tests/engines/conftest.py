@@ -26,7 +26,7 @@ def expected(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the option that keeps results."""
+    """Add the option that keeps results."""
     parser.addoption("--record", action="store_true", help="write results.json")
 
 

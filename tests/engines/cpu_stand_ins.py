@@ -12,7 +12,7 @@ _METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: 1\n"
 
 
 def write_plugin(folder: Path, function: str) -> None:
-    """Writes the metadata of a package whose plugin is a function of this file."""
+    """Write the metadata of a package whose plugin is a function of this file."""
     home = folder / f"{function}-1.dist-info"
     home.mkdir(parents=True)
     (home / "METADATA").write_text(_METADATA.format(name=function))
@@ -21,14 +21,14 @@ def write_plugin(folder: Path, function: str) -> None:
 
 
 def accelerator_index() -> None:
-    """Gives the number of an accelerator, which vLLM's MooncakeConnector asks for."""
+    """Give the number of an accelerator, which vLLM's MooncakeConnector asks for."""
     import torch
 
     torch.accelerator.current_device_index = lambda: 0
 
 
 def lmcache_connector() -> None:
-    """Gives LMCache a connector for the KV cache of a vLLM on a CPU, which it lacks."""
+    """Give LMCache a connector for the KV cache of a vLLM on a CPU, which it lacks."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     create = KVConnectorFactory.create_connector
@@ -45,7 +45,7 @@ def lmcache_connector() -> None:
 
 
 def cpu_connector() -> Any:
-    """Returns a connector that copies whole blocks as they are."""
+    """Return a connector that copies whole blocks as they are."""
     import torch
     from lmcache.v1.gpu_connector.gpu_connectors import GPUConnectorInterface
 

@@ -30,7 +30,7 @@ class Master:
     admin_port: int
 
     def metric(self, name: str) -> float:
-        """Returns the sum of a metric over its labels; 0 if there is none yet."""
+        """Return the sum of a metric over its labels; 0 if there is none yet."""
         url = f"http://127.0.0.1:{self.admin_port}/metrics"
         with urllib.request.urlopen(url, timeout=30) as reply:
             text = reply.read().decode()
@@ -38,7 +38,7 @@ class Master:
         return sum(float(value) for value in values)
 
     def kill(self) -> None:
-        """Ends the process at once, as a crash does."""
+        """End the process at once, as a crash does."""
         self.process.kill()
         self.process.communicate()
 
@@ -47,7 +47,7 @@ class Master:
 def running_master(
     *flags: str, address: str = "127.0.0.1:0", state_dir: Path | None = None
 ) -> Iterator[Master]:
-    """Runs a master at an address, by default at a free port."""
+    """Run a master at an address, by default at a free port."""
     host, _, port = address.rpartition(":")
     command = [sys.executable, "-m", "mooncake.cli", f"--rpc_address={host}", f"--rpc_port={port}"]
     command += [
@@ -70,7 +70,7 @@ def running_master(
 
 @contextmanager
 def running_upstream_master(folder: Path) -> Iterator[str]:
-    """Runs the master of upstream, whose log is in a folder, and gives its address."""
+    """Run the master of upstream, whose log is in a folder, and give its address."""
     ports = []
     for _ in range(2):
         with socket.socket() as free:
@@ -91,14 +91,14 @@ def running_upstream_master(folder: Path) -> Iterator[str]:
 
 
 def is_open(port: int) -> bool:
-    """Returns whether a process listens at a port of this host."""
+    """Return whether a process listens at a port of this host."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @contextmanager
 def running_lender(folder: Path, master: str, size: str, **variables: str) -> Iterator[int]:
-    """Runs a process that lends memory to the pool, and gives its id."""
+    """Run a process that lends memory to the pool, and give its id."""
     ports = folder / f"lender-{time.monotonic_ns()}.json"
     command = [sys.executable, "-m", "mooncake.cli_client", "--host=127.0.0.1", "--port=0"]
     command += [f"--master_server_address={master}", "--metadata_server=P2PHANDSHAKE"]
@@ -126,7 +126,7 @@ sys.stdin.read()
 
 @contextmanager
 def running_holder(package: Path, master: str, size: int) -> Iterator[None]:
-    """Runs a process that lends memory by means of one of the packages."""
+    """Run a process that lends memory by means of one of the packages."""
     command = [sys.executable, "-c", HOLDER, master, str(size)]
     environment = {**os.environ, "PYTHONPATH": str(package)}
     pipe = subprocess.PIPE
@@ -141,7 +141,7 @@ def running_holder(package: Path, master: str, size: int) -> Iterator[None]:
 
 
 def write_settings(folder: Path, master: str, **changes: object) -> Path:
-    """Writes the file that MOONCAKE_CONFIG_PATH names."""
+    """Write the file that MOONCAKE_CONFIG_PATH names."""
     settings = {
         "metadata_server": "P2PHANDSHAKE",
         "master_server_address": master,
@@ -157,7 +157,7 @@ def write_settings(folder: Path, master: str, **changes: object) -> Path:
 
 
 def until(condition: Callable[[], object], seconds: float, what: Callable[[], str]) -> None:
-    """Waits for a condition."""
+    """Wait for a condition."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what()}"
@@ -165,7 +165,7 @@ def until(condition: Callable[[], object], seconds: float, what: Callable[[], st
 
 
 def stop(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
-    """Asks a process to end, and kills it if it does not."""
+    """Ask a process to end, and kill it if it does not."""
     process.terminate()
     try:
         process.communicate(timeout=60)

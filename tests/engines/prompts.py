@@ -21,7 +21,7 @@ Answers = dict[Prompt, list[str]]
 
 
 def computed_answers(model: Path, folder: Path) -> Answers:
-    """Returns the answers of a server that computes everything."""
+    """Return the answers of a server that computes everything."""
     with vllm_server(model, folder, None) as alone:
         alone.await_ready()
         answers = {prompt: alone.answer(prompt) for prompt in PROMPTS}
@@ -31,7 +31,7 @@ def computed_answers(model: Path, folder: Path) -> Answers:
 
 
 def await_stored(server: VllmServer, prompt: Prompt) -> None:
-    """Waits until all whole blocks of a prompt are in the pool: the server loads them."""
+    """Wait until all whole blocks of a prompt are in the pool: the server loads them."""
     done = 0
 
     def all_loaded() -> bool:

@@ -20,7 +20,7 @@ class Results:
         self._runs: dict[str, dict[str, object]] = {}
 
     def add(self, engine: str, what: str, figures: Mapping[str, float] | None = None) -> None:
-        """Notes that an engine did something, with figures."""
+        """Note that an engine did something, with figures."""
         rounded = {name: float(f"{value:.2g}") for name, value in (figures or {}).items()}
         print(f"{what}: {rounded}")
         self._runs[what] = {
@@ -31,7 +31,7 @@ class Results:
         }
 
     def save(self) -> None:
-        """Writes them into the file, over those of earlier runs."""
+        """Write them into the file, over those of earlier runs."""
         runs = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
         runs.update(self._runs)
         FILE.write_text(json.dumps(runs, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def check(*words: str, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Runs the command, which also opens a store."""
+    """Run the command, which also opens a store."""
     command = [sys.executable, "-m", "mooncake", "check", *words]
     environment = {**os.environ, **variables, "PYTHONPATH": str(OURS)}
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)

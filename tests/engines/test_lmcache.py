@@ -44,14 +44,14 @@ extra_config:
 
 
 def lmcache_variables(folder: Path, master: str) -> dict[str, str]:
-    """Writes the settings of LMCache, and returns the variables that name them."""
+    """Write the settings of LMCache, and return the variables that name them."""
     file = folder / "lmcache.yaml"
     file.write_text(SETTINGS.format(chunk=CHUNK_TOKENS, master=master))
     return {"LMCACHE_CONFIG_FILE": str(file), "LMCACHE_TRACK_USAGE": "false"}
 
 
 def ask(server: VllmServer, prompt: Prompt, expected: Answers) -> int:
-    """Compares the answer to a prompt, and returns how many of its tokens came from LMCache."""
+    """Compare the answer to a prompt, and return how many of its tokens came from LMCache."""
     before = server.hits()
     server.reset_prefix_cache()
     assert server.answer(prompt) == expected[prompt]

@@ -32,7 +32,7 @@ SEGMENT_BYTES = 512 << 20
 
 
 def load_s(server: VllmServer, prompt: Prompt) -> float:
-    """Returns the time to the first token of a prompt whose blocks come from the pool."""
+    """Return the time to the first token of a prompt whose blocks come from the pool."""
     before = server.hits()
     server.reset_prefix_cache()
     begin = time.monotonic()

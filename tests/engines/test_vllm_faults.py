@@ -48,18 +48,18 @@ class Pool:
     servers: dict[str, VllmServer] = field(default_factory=dict)
 
     def lender(self, size: str) -> AbstractContextManager[int]:
-        """Lends memory while the context is open."""
+        """Lend memory while the context is open."""
         return running_lender(self.folder, self.master.address, size, **TOKENS)
 
     def restart_master(self) -> None:
-        """Starts a master where the last one was."""
+        """Start a master where the last one was."""
         self.master = self.processes.enter_context(
             token_master(self.folder, address=self.master.address)
         )
 
 
 def token_master(folder: Path, address: str = "127.0.0.1:0") -> AbstractContextManager[Master]:
-    """Runs a master that asks for a token, and has short leases, so that blocks can be evicted."""
+    """Run a master that asks for a token, and has short leases, so that blocks can be evicted."""
     secret = folder / "master.token"
     if not secret.exists():
         secret.write_text(TOKENS["MOONCAKE_MASTER_TOKEN"])
@@ -118,7 +118,7 @@ class Load:
             self.answered += 1
 
     def await_answers(self, count: int) -> None:
-        """Waits for more answers."""
+        """Wait for more answers."""
         wanted = self.answered + count
         until(
             lambda: self.failures or self.answered >= wanted,
@@ -138,14 +138,14 @@ class Load:
 
 @contextmanager
 def load(server: VllmServer, answers: Answers) -> Iterator[Load]:
-    """Sends prompts while the context is open; all answers are right."""
+    """Send prompts while the context is open; all answers are right."""
     with Load(server, answers) as running:
         yield running
     assert running.failures == []
 
 
 def ask(server: VllmServer, prompt: Prompt, expected: Answers) -> int:
-    """Compares the answer to a prompt, and returns how many of its tokens came from the pool."""
+    """Compare the answer to a prompt, and return how many of its tokens came from the pool."""
     before = server.hits()
     server.reset_prefix_cache()
     assert server.answer(prompt) == expected[prompt]

@@ -35,7 +35,7 @@ class Case:
 
 
 def of_vllm(package: Path, protocol: str, title: str = "") -> Case:
-    """Returns the connector of vLLM itself."""
+    """Return the connector of vLLM itself."""
     return Case(package, {"kv_connector_extra_config": {"mooncake_protocol": protocol}}, title)
 
 
@@ -55,7 +55,7 @@ CASES = {
 
 @contextmanager
 def running_proxy(prefill: VllmServer, decode: VllmServer, *more: str) -> Iterator[int]:
-    """Runs the proxy in front of the servers, and gives its port."""
+    """Run the proxy in front of the servers, and give its port."""
     command = [sys.executable, "-m", "mooncake.vllm_v1_proxy_server", "--port", "0", *more]
     command += ["--prefiller-hosts", "127.0.0.1", "--prefiller-ports", str(prefill.port)]
     command += ["--decoder-hosts", "127.0.0.1", "--decoder-ports", str(decode.port)]

@@ -8,7 +8,7 @@ TEXTS = ["the quick brown fox jumps over the lazy dog", "0 1 2 3 4 5 6 7 8 9 10 
 
 
 def make_model(folder: Path, heads: int = 4, head_size: int = 32) -> None:
-    """Writes a Llama model of 2 layers and its tokenizer (about 1 MB); nothing is downloaded.
+    """Write a Llama model of 2 layers and its tokenizer (about 1 MB); nothing is downloaded.
 
     A token has 8 bytes of KV cache by head and element of a head: 1 KiB by default.
     """

@@ -47,25 +47,25 @@ class VllmServer:
     log: Path
 
     def answer(self, prompt: Sequence[int], tokens: int = 8) -> list[str]:
-        """Returns the tokens that follow a prompt of token numbers."""
+        """Return the tokens that follow a prompt of token numbers."""
         try:
             return post_completion(self.port, prompt, tokens)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.tail()}") from error
 
     def reset_prefix_cache(self) -> None:
-        """Forgets the blocks in the memory of the server itself."""
+        """Forget the blocks in the memory of the server itself."""
         self._call("/reset_prefix_cache", b"")
 
     def metric(self, name: str) -> float:
-        """Returns the sum of a metric over its labels."""
+        """Return the sum of a metric over its labels."""
         text = self._call("/metrics", None)
         values = re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
         assert values, f"no metric {name}"
         return sum(float(value) for value in values)
 
     def hits(self) -> int:
-        """Returns the number of tokens that came from the pool so far."""
+        """Return the number of tokens that came from the pool so far."""
         return int(self.metric("vllm:external_prefix_cache_hits_total"))
 
     def _call(self, path: str, body: bytes | None) -> str:
@@ -75,15 +75,15 @@ class VllmServer:
             raise AssertionError(f"{error}\n{self.tail()}") from error
 
     def tail(self) -> str:
-        """Returns the end of the log."""
+        """Return the end of the log."""
         return self.log.read_text(errors="replace")[-4000:]
 
     def await_ready(self) -> None:
-        """Waits until the server answers."""
+        """Wait until the server answers."""
         until(self.is_ready, READY_S, lambda: f"vLLM answers\n{self.tail()}")
 
     def is_ready(self) -> bool:
-        """Returns whether the server answers; fails if it ended."""
+        """Return whether the server answers; fail if it ended."""
         assert self.process.poll() is None, f"vLLM ended:\n{self.tail()}"
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5) as reply:
@@ -93,7 +93,7 @@ class VllmServer:
 
 
 def post_completion(port: int, prompt: Sequence[int], tokens: int = 8) -> list[str]:
-    """Returns the tokens that follow a prompt of token numbers."""
+    """Return the tokens that follow a prompt of token numbers."""
     body = {
         "model": "tiny",
         "prompt": list(prompt),
@@ -108,7 +108,7 @@ def post_completion(port: int, prompt: Sequence[int], tokens: int = 8) -> list[s
 
 
 def call(port: int, path: str, body: bytes | None) -> str:
-    """Returns what a server answers to a GET, or to a POST with a body."""
+    """Return what a server answers to a GET, or to a POST with a body."""
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}{path}", body, {"Content-Type": "application/json"}
     )
@@ -121,7 +121,7 @@ def call(port: int, path: str, body: bytes | None) -> str:
 
 @contextmanager
 def held_port() -> Iterator[int]:
-    """Gives a port that nobody else gets; a server that sets SO_REUSEADDR, as vLLM, can take it."""
+    """Give a port that nobody else gets; a server that sets SO_REUSEADDR, as vLLM, can take it."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
@@ -138,7 +138,7 @@ def vllm_server(
     variables: Mapping[str, str] = NONE,
     plugins: Path | None = None,
 ) -> Iterator[VllmServer]:
-    """Starts a server, which is not ready yet.
+    """Start a server, which is not ready yet.
 
     Args:
         model: The folder of its model.

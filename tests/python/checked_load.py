@@ -21,7 +21,7 @@ RETRY_S = 50
 
 
 def value(key: str, version: int) -> bytes:
-    """Returns bytes that no other key and no other version has."""
+    """Return bytes that no other key and no other version has."""
     word = f"{key} {version};".encode()
     return (word * (SIZE // len(word) + 1))[:SIZE]
 
@@ -153,7 +153,7 @@ class Load:
 
     @property
     def wrong(self) -> list[str]:
-        """Answers that contradict what was acknowledged."""
+        """Answer that contradict what was acknowledged."""
         return [text for client in self.clients for text in client.wrong]
 
     @property
@@ -161,7 +161,7 @@ class Load:
         return [text for client in self.clients for text in client.failures]
 
     def take_longest(self) -> dict[str, float]:
-        """Returns the duration of the longest call by verb since the last question."""
+        """Return the duration of the longest call by verb since the last question."""
         longest: dict[str, float] = {}
         for client in self.clients:
             for verb, took in client.longest_s.items():
@@ -170,7 +170,7 @@ class Load:
         return longest
 
     def await_calls(self, count: int, within_s: float = 60) -> None:
-        """Waits until each client has made so many more calls."""
+        """Wait until each client has made so many more calls."""
         wanted = [client.calls + count for client in self.clients]
         deadline = time.monotonic() + within_s
         while any(c.calls < least for c, least in zip(self.clients, wanted, strict=True)):

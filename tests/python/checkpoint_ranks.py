@@ -18,7 +18,7 @@ WHOLE = torch.arange(7 * 6, dtype=torch.float32).reshape(7, 6)
 
 
 def main(rank: int, size: int, master: str, meeting: str) -> None:
-    """Runs every case in turn; each rank prints its name when it has ended."""
+    """Run every case in turn; each rank prints its name when it has ended."""
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
     with mooncake.Store(master) as store:
         for case in (

@@ -56,7 +56,7 @@ class MasterProcess:
         self.stop()
 
     def stop(self) -> int:
-        """Stops the master, if it still runs, and returns its exit code."""
+        """Stop the master, if it still runs, and return its exit code."""
         self.process.terminate()
         assert self.process.stdout is not None
         self.process.stdout.close()
@@ -64,7 +64,7 @@ class MasterProcess:
 
 
 def start_master(*flags: str, host: str = "127.0.0.1", within: Sequence[str] = ()) -> MasterProcess:
-    """Starts a master and waits for its ready line; `within` begins the command line."""
+    """Start a master and wait for its ready line; `within` begins the command line."""
     command = [
         *within,
         sys.executable,
@@ -135,12 +135,12 @@ def set_up(
     metadata: str = "P2PHANDSHAKE",
     host: str = "localhost",
 ) -> int:
-    """Calls `setup` with the usual arguments."""
+    """Call `setup` with the usual arguments."""
     return store.setup(host, metadata, segment, 16 * MIB, "tcp", "", master)
 
 
 def freeze(pid: int) -> None:
-    """Stops a process, and waits until all its threads are stopped."""
+    """Stop a process, and wait until all its threads are stopped."""
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + 30
     while not all(is_stopped(task) for task in Path(f"/proc/{pid}/task").iterdir()):
@@ -156,7 +156,7 @@ def is_stopped(task: Path) -> bool:
 def run_script(
     source: str, *arguments: str, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a script in a new interpreter."""
+    """Run a script in a new interpreter."""
     # From CPython 3.12 on, every fork of a process with threads warns.
     no_fork_warning = "ignore:This process:DeprecationWarning"
     return subprocess.run(
@@ -170,5 +170,5 @@ def run_script(
 
 
 def assert_quiet(done: subprocess.CompletedProcess[str]) -> None:
-    """Asserts that the script exited with 0 and wrote nothing to standard error."""
+    """Assert that the script exited with 0 and wrote nothing to standard error."""
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr

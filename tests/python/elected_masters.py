@@ -65,7 +65,7 @@ class Member:
             self.master = None
 
     def page(self, path: str, *, method: str = "GET", timeout_s: float = 2) -> tuple[int, bytes]:
-        """Asks the admin port; returns the status, 0 if nobody answers, and the content."""
+        """Ask the admin port; return the status, 0 if nobody answers, and the content."""
         if self.master is None:
             return 0, b""
         request = urllib.request.Request(f"{self.running.admin}{path}", method=method)
@@ -79,7 +79,7 @@ class Member:
             return 0, b""
 
     def status(self) -> dict[str, Any]:
-        """Returns what the master says of itself, nothing if it does not answer."""
+        """Return what the master says of itself, nothing if it does not answer."""
         code, content = self.page("/api/v1/ha")
         told: dict[str, Any] = json.loads(content) if code == 200 else {}
         return told
@@ -97,14 +97,14 @@ class Masters:
     members: list[Member] = field(default_factory=list)
 
     def leader(self, *, but: Sequence[Member] = (), within_s: float = DEADLINE_S) -> Member:
-        """Waits until a master serves that is not one of those named."""
+        """Wait until a master serves that is not one of those named."""
         others = [member for member in self.members if member not in but]
         return awaited(
             lambda: next((member for member in others if member.leads), None), self, within_s
         )
 
     def in_sync(self, count: int, *, within_s: float = DEADLINE_S) -> Member:
-        """Waits until a leader has that many members in sync, itself included."""
+        """Wait until a leader has that many members in sync, itself included."""
 
         def seen() -> Member | None:
             for member in self.members:
@@ -117,7 +117,7 @@ class Masters:
         return awaited(seen, self, within_s)
 
     def start_all(self) -> None:
-        """Starts the members that do not run."""
+        """Start the members that do not run."""
         for member in self.members:
             if member.master is None:
                 member.start()
@@ -127,7 +127,7 @@ class Masters:
 
 
 def awaited(condition: Callable[[], T | None], what: object, within_s: float = DEADLINE_S) -> T:
-    """Waits until a condition returns something true, and returns that."""
+    """Wait until a condition returns something true, and return that."""
     deadline = time.monotonic() + within_s
     while not (found := condition()):
         assert time.monotonic() < deadline, f"not within {within_s} s:\n{what}"
@@ -144,7 +144,7 @@ def elected_masters(
     started: int | None = None,
     has_list: bool = False,
 ) -> Iterator[Masters]:
-    """Runs masters that a lease service elects, until the block ends; all are in sync at first.
+    """Run masters that a lease service elects, until the block ends; all are in sync at first.
 
     Args:
         service: Address of the lease service, which is the one for clients as well.

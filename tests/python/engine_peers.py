@@ -65,7 +65,7 @@ class EnginePeer:
         return json.loads(self.process.stdout.readline())
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Calls the engine. Opcodes are ``{"opcode": name}``, messages ``{"notify": [n, m]}``."""
+        """Call the engine. Opcodes are ``{"opcode": name}``, messages ``{"notify": [n, m]}``."""
         return self.ask("call", name, *arguments)
 
     def bytes_at(self, address: int, length: int) -> bytes:
@@ -90,7 +90,7 @@ def start_peer(
     device: str = "",
     namespace: str = "",
 ) -> EnginePeer:
-    """Starts an engine in another process, with the current environment.
+    """Start an engine in another process, with the current environment.
 
     In another network namespace it cannot share memory with engines of this one.
     """
@@ -113,7 +113,7 @@ def start_peer(
 
 
 def start_engine(*, name: str = "127.0.0.1:2", metadata: str = "P2PHANDSHAKE") -> TransferEngine:
-    """Starts an engine in this process."""
+    """Start an engine in this process."""
     engine = TransferEngine()
     assert engine.initialize(name, metadata, "tcp", "") == 0
     return engine

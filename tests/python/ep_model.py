@@ -22,12 +22,12 @@ class Tokens:
     weights: np.ndarray
 
     def of_expert(self, expert):
-        """Returns the numbers of the tokens that go to an expert."""
+        """Return the numbers of the tokens that go to an expert."""
         return np.flatnonzero((self.choice == expert).any(axis=1))
 
 
 def tokens_of(rank, seed, count, experts, top, hidden):
-    """Returns tokens that depend on the arguments alone, so that each rank knows all of them."""
+    """Return tokens that depend on the arguments alone, so that each rank knows all of them."""
     draw = np.random.default_rng([seed, rank])
     x = to_bf16(draw.standard_normal((count, hidden), dtype=np.float32))
     choice = draw.random((count, experts)).argsort(axis=1)[:, :top]
@@ -36,21 +36,21 @@ def tokens_of(rank, seed, count, experts, top, hidden):
 
 
 def to_bf16(values):
-    """Rounds to the nearest bf16, ties to even."""
+    """Round to the nearest bf16, ties to even."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF_0000)
     return bits.view(np.float32)
 
 
 def to_e4m3(values):
-    """Rounds to the nearest value with 3 bits of mantissa and exponents from -6, ties to even."""
+    """Round to the nearest value with 3 bits of mantissa and exponents from -6, ties to even."""
     exponent = np.maximum(np.frexp(values)[1] - 1, -6)
     step = np.ldexp(np.float32(1), exponent - 3)
     return np.clip(np.rint(values / step) * step, -FP8_MAX, FP8_MAX)
 
 
 def quantized(x):
-    """Returns fp8 values and the scale of each block of channels."""
+    """Return fp8 values and the scale of each block of channels."""
     blocks = x.reshape(len(x), x.shape[1] // BLOCK, BLOCK)
     largest = np.maximum(np.abs(blocks).max(axis=2, keepdims=True), np.float32(1e-4))
     values = to_e4m3(blocks * (FP8_MAX / largest))
@@ -58,7 +58,7 @@ def quantized(x):
 
 
 def received(tokens, use_fp8):
-    """Returns the rows of tokens as an expert gets them, in bf16."""
+    """Return the rows of tokens as an expert gets them, in bf16."""
     if not use_fp8:
         return tokens.x
     values, scales = quantized(tokens.x)
@@ -67,12 +67,12 @@ def received(tokens, use_fp8):
 
 
 def output(rows, expert):
-    """Returns what an expert computes: each one multiplies by its own factor."""
+    """Return what an expert computes: each one multiplies by its own factor."""
     return to_bf16(rows * np.float32(1 + 0.1 * expert))
 
 
 def check_combined(result, tokens, use_fp8, is_present):
-    """Compares with the sum over the experts that are present, in f32 and rounded once."""
+    """Compare with the sum over the experts that are present, in f32 and rounded once."""
     rows = received(tokens, use_fp8)
     total, magnitude = np.zeros_like(rows), np.zeros_like(rows)
     for k in range(tokens.choice.shape[1]):

@@ -50,7 +50,7 @@ class Member:
         return self.buffer.combine(rows, choice, weights, self.mask, limit_us, handle, **options)
 
     def check_received(self, rows, counts, handle, seed, use_fp8=False, sources=None):
-        """Compares the rows of each expert with the tokens of each source, in any order."""
+        """Compare the rows of each expert with the tokens of each source, in any order."""
         for expert, source in itertools.product(range(PER_RANK), range(self.size)):
             begin, count = divmod(int(handle[1][expert, source]), 1 << 32)
             found = handle[0][expert, begin : begin + count].numpy()
@@ -64,14 +64,14 @@ class Member:
         assert counts.tolist() == (handle[1] & 0xFFFF_FFFF).sum(dim=1).tolist()
 
     def outputs(self, rows):
-        """Returns what the experts of this rank compute."""
+        """Return what the experts of this rank compute."""
         given = rows.float().numpy()
         first = self.rank * PER_RANK
         parts = [model.output(given[i], first + i) for i in range(PER_RANK)]
         return torch.from_numpy(np.stack(parts)).to(torch.bfloat16)
 
     def is_full(self, tokens, result, victim):
-        """Returns whether the sum has the victim's experts; it has all of them or none."""
+        """Return whether the sum has the victim's experts; it has all of them or none."""
         for lost in ([], [victim]):
             try:
                 self.check_combined(tokens, result, lost)
@@ -89,7 +89,7 @@ class Member:
         model.check_combined(values, tokens, use_fp8, lambda e: e // PER_RANK not in lost)
 
     def exchange(self, seed, lost=(), limit_us=LIMIT_US):
-        """Runs and checks one round."""
+        """Run and check one round."""
         tokens = self.tokens(seed)
         rows, counts, handle, _, _ = self.dispatch(tokens, limit_us)
         present = [rank for rank in range(self.size) if rank not in lost]
@@ -99,7 +99,7 @@ class Member:
 
 
 def rows_in_bf16(received):
-    """Returns rows; those of fp8 are multiplied by their scales."""
+    """Return rows; those of fp8 are multiplied by their scales."""
     if isinstance(received, torch.Tensor):
         return received
     values, scales = received
@@ -406,6 +406,6 @@ def wrong_arguments_are_refused(rank, size, port, parent):
 
 
 def run(scenario, rank, size, port, parent):
-    """Runs a scenario and ends the group."""
+    """Run a scenario and end the group."""
     globals()[scenario](rank, size, port, parent)
     dist.destroy_process_group()

@@ -118,7 +118,7 @@ class Masters:
 
 @contextmanager
 def running(count: int) -> Iterator[Masters]:
-    """Serves the admin ports of so many masters."""
+    """Serve the admin ports of so many masters."""
     masters = Masters(count)
     with ExitStack() as stack:
         for index in range(count):
@@ -127,7 +127,7 @@ def running(count: int) -> Iterator[Masters]:
 
 
 def serve(stack: ExitStack, masters: Masters, index: int) -> None:
-    """Serves the admin port of a master until the stack is closed."""
+    """Serve the admin port of a master until the stack is closed."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

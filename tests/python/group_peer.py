@@ -56,12 +56,12 @@ def main() -> None:
 
 
 def pattern(length: int) -> bytes:
-    """Returns bytes that differ from page to page."""
+    """Return bytes that differ from page to page."""
     return bytes(at // 7 % 251 for at in range(4096)) * (length // 4096)
 
 
 def ended(completion: _native.CollectiveCompletion) -> bool:
-    """Waits for an operation; returns whether it was done without a loss."""
+    """Wait for an operation; return whether it was done without a loss."""
     completion.start()
     if not completion.wait(LIMIT_S):
         raise TimeoutError("the operation is not done in time")

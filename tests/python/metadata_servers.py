@@ -15,7 +15,7 @@ import pytest
 
 @contextlib.contextmanager
 def running_etcd(folder: Path) -> Iterator[str]:
-    """Runs etcd and yields its address."""
+    """Run etcd and yield its address."""
     with etcd_process(folder) as (address, _):
         yield address
 
@@ -24,7 +24,7 @@ def running_etcd(folder: Path) -> Iterator[str]:
 def etcd_process(
     folder: Path, *, host: str = "127.0.0.1", within: Sequence[str] = ()
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Runs etcd and yields its address and process; `within` begins the command line."""
+    """Run etcd and yield its address and process; `within` begins the command line."""
     port, peer_port = free_ports()
     own, peer = f"http://{host}:{port}", f"http://{host}:{peer_port}"
     flags = {
@@ -42,7 +42,7 @@ def etcd_process(
 
 @contextlib.contextmanager
 def running_redis(folder: Path, password: str) -> Iterator[str]:
-    """Runs Redis and yields its address."""
+    """Run Redis and yield its address."""
     port, _ = free_ports()
     flags = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--requirepass", password]
     with running(folder, port, "redis-server", *flags):
@@ -61,7 +61,7 @@ def running(
     host: str = "127.0.0.1",
     within: Sequence[str] = (),
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs the program until the block ends; skips the test where it is not installed."""
+    """Run the program until the block ends; skip the test where it is not installed."""
     if shutil.which(program) is None:
         pytest.skip(f"needs {program}: install the package {PACKAGES[program]}")
     with (

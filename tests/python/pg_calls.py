@@ -308,7 +308,7 @@ def scaled_reductions(rank, size, port, parent):
 
 
 def run(scenario, rank, size, port, parent):
-    """Runs a scenario and ends the group."""
+    """Run a scenario and end the group."""
     globals()[scenario](rank, size, port, parent)
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -24,7 +24,7 @@ LARGE = 1 << 20
 
 
 def start(rank, size, port, options=None):
-    """Makes the default group."""
+    """Make the default group."""
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=LIMIT)
     dist.init_process_group(
@@ -34,7 +34,7 @@ def start(rank, size, port, options=None):
 
 
 def await_true(condition, about=""):
-    """Waits until the condition is true."""
+    """Wait until the condition is true."""
     end = time.monotonic() + LIMIT.total_seconds()
     while not condition():
         assert time.monotonic() < end, f"the condition did not come true: {about}"
@@ -42,7 +42,7 @@ def await_true(condition, about=""):
 
 
 def add_up(rank, count=3):
-    """Returns the sum of 2^rank over the members, and the ranks that were lost."""
+    """Return the sum of 2^rank over the members, and the ranks that were lost."""
     tensor = torch.full((count,), 2.0**rank)
     work = dist.all_reduce(tensor, async_op=True)
     work.wait()
@@ -106,7 +106,7 @@ def highest_slot_dies(rank, size, port, parent):
 
 
 def _operation(kind, rank, size):
-    """Begins an operation; the last rank dies in it.
+    """Begin an operation; the last rank dies in it.
 
     Returns:
         The work, and for each result its value with and without the last rank.
@@ -231,7 +231,7 @@ def dies_while_the_group_is_made(rank, size, port, parent):
 
 
 def _makes_in_time(make):
-    """Checks that a group which rank 2 never makes is an error in time."""
+    """Check that a group which rank 2 never makes is an error in time."""
     begin = time.monotonic()
     with pytest.raises(Exception, match=r"absent_ranks=.*2"):
         make()
@@ -282,7 +282,7 @@ def monitored_barrier_without_its_lowest_rank(rank, size, port, parent):
 
 
 def _show_apart(world):
-    """Lets the view be written to other memory than the mirror, as it is for one of a GPU."""
+    """Let the view be written to other memory than the mirror, as it is for one of a GPU."""
     host = torch.zeros(world.max_group_size, dtype=torch.int32)
     world._host_mirror = host
     world._native.set_mirror(host.data_ptr())
@@ -471,14 +471,14 @@ def default_group_made_and_destroyed_often(rank, size, port, parent, times):
 
 
 def usage():
-    """Returns the number of threads, that of open files, and resident memory in MiB."""
+    """Return the number of threads, that of open files, and resident memory in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     threads, files = len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
     return threads, files, pages * resource.getpagesize() >> 20
 
 
 def check_usage(used):
-    """Checks that nothing grows, given the use after the end of each of many groups."""
+    """Check that nothing grows, given the use after the end of each of many groups."""
     half = len(used) // 2
     first, last = used[:half], used[half:]
     # A thread or a connection of the last groups may take a moment to end; a leaked one never does.
@@ -489,7 +489,7 @@ def check_usage(used):
 
 
 def run(scenario, rank, size, port, parent):
-    """Runs a scenario, with what follows a colon in its name, and ends the group."""
+    """Run a scenario, with what follows a colon in its name, and end the group."""
     name, *arguments = scenario.split(":")
     globals()[name](rank, size, port, parent, *arguments)
     if dist.is_initialized():

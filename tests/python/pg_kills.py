@@ -47,7 +47,7 @@ class Round:
         self.seen_at = 0.0
 
     def finish(self, work: Any, results: list[torch.Tensor], values: list[float]) -> None:
-        """Waits for an operation. `values` are what the results may be, with the victim first."""
+        """Wait for an operation. `values` are what the results may be, with the victim first."""
         work.wait()
         for tensor, value in zip(results, values, strict=True):
             # Nothing of a result may come from another one.
@@ -62,7 +62,7 @@ class Round:
             self.seen_at = time.monotonic()
 
     def add_up(self, count: int) -> None:
-        """Adds powers of two, so that the sum names the ranks in it."""
+        """Add powers of two, so that the sum names the ranks in it."""
         tensor = torch.full((count,), 2.0**self.rank)
         full = 2.0**self.size - 1
         work = dist.all_reduce(tensor, async_op=True)
@@ -75,7 +75,7 @@ class Round:
         self.finish(work, [tensor], [value])
 
     def gather(self) -> None:
-        """Gathers a tensor of each rank; the part of a lost rank stays -1."""
+        """Gather a tensor of each rank; the part of a lost rank stays -1."""
         parts = [torch.full((LARGE // 8,), -1.0) for _ in range(self.size)]
         work = dist.all_gather(parts, torch.full((LARGE // 8,), float(self.rank)), async_op=True)
         self.finish(work, parts, [float(rank) for rank in range(self.size)])
@@ -83,23 +83,23 @@ class Round:
         assert all(float(parts[rank][0]) == rank for rank in kept)
 
     def broadcast(self) -> None:
-        """Sends a tensor of the victim; it stays -1 if the victim is lost."""
+        """Send a tensor of the victim; it stays -1 if the victim is lost."""
         tensor = torch.full((LARGE,), 7.0 if self.rank == self.victim else -1.0)
         self.finish(dist.broadcast(tensor, self.victim, async_op=True), [tensor], [7.0])
 
     def exchange(self) -> None:
-        """Sends a part to each rank."""
+        """Send a part to each rank."""
         parts = [torch.full((LARGE // 8,), -1.0) for _ in range(self.size)]
         given = [torch.full((LARGE // 8,), 100.0 + 10 * self.rank + to) for to in range(self.size)]
         work = dist.all_to_all(parts, given, async_op=True)
         self.finish(work, parts, [100.0 + 10 * rank + self.rank for rank in range(self.size)])
 
     def synchronize(self) -> None:
-        """Waits for all ranks."""
+        """Wait for all ranks."""
         self.finish(dist.barrier(async_op=True), [], [])
 
     def operation(self, number: int) -> None:
-        """Carries out one operation; which one depends on its number alone."""
+        """Carry out one operation; which one depends on its number alone."""
         calls = (
             lambda: self.add_up(LARGE),
             self.gather,
@@ -111,7 +111,7 @@ class Round:
         calls[number % len(calls)]()
 
     def decide(self) -> bool:
-        """Returns whether rank 0 sees that the replacement waits; all ranks get its answer."""
+        """Return whether rank 0 sees that the replacement waits; all ranks get its answer."""
         code = torch.zeros(1)
         if self.rank == 0 and not self.active[self.victim]:
             code[0] = float(pg.get_peer_state(dist.group.WORLD, [self.victim])[0])
@@ -121,7 +121,7 @@ class Round:
         return bool(code[0])
 
     def agree(self) -> None:
-        """Checks that the survivors have the same results, and that the sum is full again."""
+        """Check that the survivors have the same results, and that the sum is full again."""
         # Each rank gets other bytes in an exchange: the digest holds what is the same for all.
         text = json.dumps([value for value in self.results if value < 100.0])
         digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
@@ -139,14 +139,14 @@ class Round:
 
 
 def victim_of(seed: int, number: int, size: int) -> int:
-    """Returns the victim of a round; global rank 0 cannot be replaced."""
+    """Return the victim of a round; global rank 0 cannot be replaced."""
     return random.Random(seed * 100_003 + number).randrange(1, size)
 
 
 def run_rank(
     rank: int, arguments: argparse.Namespace, port: int, first: int, is_new: bool, parent: Any
 ) -> None:
-    """Runs one rank from a round on."""
+    """Run one rank from a round on."""
     torch.set_num_threads(1)
     size, limit = arguments.ranks, timedelta(seconds=LIMIT_S)
     active = torch.zeros(size, dtype=torch.int32)
@@ -197,7 +197,7 @@ class Parent:
         self.moments = random.Random(arguments.seed)
 
     def start(self, rank: int, first: int, is_new: bool) -> None:
-        """Starts a rank, in a process that has torch already."""
+        """Start a rank, in a process that has torch already."""
         ours, theirs = self.context.Pipe()
         arguments = (rank, self.arguments, self.store.port, first, is_new, theirs)
         process = self.context.Process(target=run_rank, args=arguments)
@@ -206,7 +206,7 @@ class Parent:
         self.ranks[rank] = (process, ours)
 
     def receive(self, rank: int, kind: str) -> Any:
-        """Returns the next message of a rank."""
+        """Return the next message of a rank."""
         pipe = self.ranks[rank][1]
         assert pipe.poll(LIMIT_S), f"rank {rank} sends nothing: expected={kind}"
         message = pipe.recv()
@@ -214,7 +214,7 @@ class Parent:
         return message[1:]
 
     def run(self) -> None:
-        """Runs all rounds and prints the times."""
+        """Run all rounds and print the times."""
         for rank in range(self.arguments.ranks):
             self.start(rank, 0, is_new=False)
         reactions, joins, used = [], [], []
@@ -244,14 +244,14 @@ class Parent:
             check_usage(used[WARM_ROUNDS:])
 
     def end(self) -> None:
-        """Ends what is left."""
+        """End what is left."""
         for process, _ in self.ranks.values():
             process.kill()
             process.join()
 
 
 def main() -> None:
-    """Runs the rounds."""
+    """Run the rounds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--kills", type=int, default=3)

@@ -484,7 +484,7 @@ def _routing(rank, tokens, experts):
 
 
 def _exchange_experts(buffer, mask):
-    """Sends tokens to experts that return them, and checks what comes back."""
+    """Send tokens to experts that return them, and check what comes back."""
     count = 2 * SIZE
     x, choice, weights = _routing(RANK, 8, count)
     rows, _, handle, _, _ = buffer.dispatch(x, choice, mask, 16, count, 30_000_000, use_fp8=False)
@@ -494,7 +494,7 @@ def _exchange_experts(buffer, mask):
 
 
 def _take_back(group, slot):
-    """Lets the members of a group take a replaced rank back."""
+    """Let the members of a group take a replaced rank back."""
     await_true(lambda: pg.get_peer_state(group, [slot]) == [True])
     assert pg.recover_ranks(group, [slot]).status == pg.ProposalStatus.Applied
 

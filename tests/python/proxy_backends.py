@@ -136,7 +136,7 @@ async def cluster(
     health_interval_s: float = 3600,
     timeouts: Timeouts | None = None,
 ) -> AsyncIterator[Cluster]:
-    """Starts a proxy and servers with the given behaviours; a `refused` one does not listen."""
+    """Start a proxy and servers with the given behaviours; a `refused` one does not listen."""
     roles = [("prefill", prefill), ("decode", decode)]
     fakes: dict[str, list[FakeBackend]] = {}
     pools = []
@@ -211,7 +211,7 @@ async def receive(reader: asyncio.StreamReader) -> Response:
 
 
 async def receive_chunk(reader: asyncio.StreamReader) -> bytes | None:
-    """Returns a chunk, empty if it is the last one, None if the connection ended."""
+    """Return a chunk, empty if it is the last one, None if the connection ended."""
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
         line = await reader.readuntil(b"\r\n")
         return (await reader.readexactly(int(line, 16) + 2))[:-2]
@@ -219,7 +219,7 @@ async def receive_chunk(reader: asyncio.StreamReader) -> bytes | None:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Waits for a condition."""
+    """Wait for a condition."""
     async with asyncio.timeout(DEADLINE_S):
         while not condition():
             await asyncio.sleep(0.005)

@@ -61,14 +61,14 @@ class Caller:
         return self.choose(own * 2 + UNMAPPED)
 
     def length_from(self, address: int) -> int:
-        """Returns a length that ends in our buffer, or far beyond all memory."""
+        """Return a length that ends in our buffer, or far beyond all memory."""
         left = self.base + MEMORY_BYTES - address
         if not 0 < left <= MEMORY_BYTES:
             return self.size()
         return self.choose([size for size in SIZES if size <= left] + [1 << 63, (1 << 64) - 1])
 
     def many(self, make: Callable[[], Any], count: int) -> list[Any]:
-        """Makes `count` values, and sometimes another number."""
+        """Make `count` values, and sometimes another number."""
         if self.random.random() < 0.1:
             count = self.random.randrange(4)
         return [make() for _ in range(count)]
@@ -93,7 +93,7 @@ class Caller:
         return config
 
     def calls(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        """Yields one call of each kind."""
+        """Yield one call of each kind."""
         yield from self.plain()
         count = self.random.randrange(4)
         keys = self.many(self.key, count)

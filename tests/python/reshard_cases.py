@@ -63,7 +63,7 @@ def random_axes(rng: random.Random, topology: Any, dims: int) -> tuple[Any, ...]
 
 
 def cuts(rng: random.Random, extent: int, parts: int) -> list[tuple[int, int]]:
-    """Cuts an extent into parts of at least one index, evenly or not."""
+    """Cut an extent into parts of at least one index, evenly or not."""
     parts = min(parts, extent)
     if extent % parts == 0 and rng.random() < 0.6:
         borders = [extent // parts * index for index in range(parts + 1)]
@@ -155,7 +155,7 @@ def random_placement(rng: random.Random, tensors: list[dict[str, Any]]) -> Any:
 
 
 def random_manifest(rng: random.Random, placement: Any) -> Any:
-    """Stores one replica of a placement's tensors, in one or more objects."""
+    """Store one replica of a placement's tensors, in one or more objects."""
     stored, offset = [], 0
     for tensor in placement.tensors:
         boxes = {(0,) * len(tensor.global_shape): tensor.global_shape}
@@ -222,7 +222,7 @@ def described(plan: Any) -> dict[str, Any]:
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Returns the path of each value in a JSON document."""
+    """Return the path of each value in a JSON document."""
     if isinstance(value, dict):
         items = list(value.items())
     elif isinstance(value, list):
@@ -236,7 +236,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def spoil(rng: random.Random, document: Any) -> None:
-    """Changes one value of a JSON document, adds one or removes it."""
+    """Change one value of a JSON document, add one or remove it."""
     path = rng.choice(places(document))
     parent = document
     for name in path[:-1]:
@@ -260,7 +260,7 @@ def spoil(rng: random.Random, document: Any) -> None:
 
 
 def spoiled(seed: int) -> list[list[str]]:
-    """Returns what a package makes of JSON in which up to two values are wrong."""
+    """Return what a package makes of JSON in which up to two values are wrong."""
     rng = random.Random(seed)
     placement = None
     while placement is None:
@@ -286,7 +286,7 @@ def spoiled(seed: int) -> list[list[str]]:
 
 
 def outcome(seed: int) -> dict[str, Any]:
-    """Returns what a package makes of a pair of placements; a refusal is part of the outcome."""
+    """Return what a package makes of a pair of placements; a refusal is part of the outcome."""
     rng = random.Random(seed)
     tensors = random_tensors(rng)
     seeds = [rng.randrange(2**32) for _ in range(4)]

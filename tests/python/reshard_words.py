@@ -109,7 +109,7 @@ def two(aliases: tuple[str, ...] = (), of: str = "tu", **fields: Any) -> WeightP
 
 
 def bound(placed: Any, *changes: dict[str, Any]) -> None:
-    """Validates a binding of the first participant, whose fragments are changed."""
+    """Validate a binding of the first participant, whose fragments are changed."""
     pieces = placed.parts[0].fragments
     given = zip(pieces, (4096, 8192), (*changes, {}, {}), strict=False)
     fragments = tuple(memory(piece, address, **fields) for piece, address, fields in given)
@@ -167,7 +167,7 @@ def stored_plan() -> Any:
 
 
 def of_cases() -> dict[str, Case]:
-    """Returns for each condition the words, and the call that is refused with them."""
+    """Return for each condition the words, and the call that is refused with them."""
     whole = "global placement tensor is not fully covered"
     pieces = stored().fragments
     return {
@@ -444,7 +444,7 @@ def of_cases() -> dict[str, Case]:
 
 
 def refusals() -> dict[str, Any]:
-    """Returns the class and the text of each refusal; None if the call was not refused."""
+    """Return the class and the text of each refusal; None if the call was not refused."""
     found: dict[str, Any] = {}
     for name, (_, call) in of_cases().items():
         try:

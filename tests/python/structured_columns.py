@@ -58,7 +58,7 @@ EXACT: list[tuple[str, str, list[Any]]] = [
 
 
 def is_same(got: Any, expected: Any) -> bool:
-    """Returns whether two rows have the same types and values."""
+    """Return whether two rows have the same types and values."""
     if type(got) is not type(expected):
         return False
     if isinstance(expected, np.ndarray):
@@ -73,5 +73,5 @@ def is_same(got: Any, expected: Any) -> bool:
 
 
 def are_same(got: list[Any], expected: list[Any]) -> bool:
-    """Returns whether two columns have the same rows."""
+    """Return whether two columns have the same rows."""
     return len(got) == len(expected) and all(map(is_same, got, expected))

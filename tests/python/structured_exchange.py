@@ -91,7 +91,7 @@ class Store:
 
 
 def described(value: Any) -> Any:
-    """Returns a value in a form of JSON that tells types apart."""
+    """Return a value in a form of JSON that tells types apart."""
     if isinstance(value, torch.Tensor):
         if value.is_nested:
             return ["jagged", [described(row) for row in value.unbind()]]
@@ -115,7 +115,7 @@ def column(rows: list[Any]) -> np.ndarray:
 
 
 def columns() -> dict[str, tuple[FieldSchema | None, list[Any]]]:
-    """Returns the columns of all codecs by name."""
+    """Return the columns of all codecs by name."""
     return {**{name: (None, rows) for name, _, rows in EXACT}, **SCHEMAS}
 
 
@@ -138,7 +138,7 @@ def write() -> dict[str, Any]:
 
 
 def write_batches(store: Any) -> dict[str, Any]:
-    """Returns batches in a store of this package, whose tensors are bytes, with their objects."""
+    """Return batches in a store of this package, whose tensors are bytes, with their objects."""
     transfer = MooncakeBundleTransfer(store, "exchange")
     refs = unfinished(transfer, BundleTransferPolicy(copy_mode="copy"))
     objects: dict[str, str] = {}
@@ -155,7 +155,7 @@ def write_batches(store: Any) -> dict[str, Any]:
 
 
 def unfinished(transfer: MooncakeBundleTransfer, policy: Any = None) -> dict[str, Any]:
-    """Puts batches, some of which the other package continues where this one stops."""
+    """Put batches, some of which the other package continues where this one stops."""
     batches = {}
     for name, steps in STEPS.items():
         for done in range(len(steps) + 1):
@@ -180,7 +180,7 @@ def append(
 
 
 def continued(store: Store, transfer: MooncakeBundleTransfer, batches: dict[str, Any]) -> Any:
-    """Reads batches, does the steps that are left, some of them twice, and reads again."""
+    """Read batches, do the steps that are left, some of them twice, and read again."""
     found: dict[str, Any] = {}
     for name, handle in batches.items():
         words, done = name.removeprefix("store/").rsplit(" ", 1)

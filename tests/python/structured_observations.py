@@ -51,7 +51,7 @@ def transfer(store: Any = None) -> MooncakeBundleTransfer:
 
 
 def group_of(call: Callable[[MooncakeBundleTransfer], Any]) -> Any:
-    """Returns the groups of the puts of a call, without the ids of new ones."""
+    """Return the groups of the puts of a call, without the ids of new ones."""
     store = Store({})
     store.put = lambda key, value, config=None: groups.append(config) or 0  # type: ignore
     groups: list[Any] = []
@@ -63,7 +63,7 @@ def group_of(call: Callable[[MooncakeBundleTransfer], Any]) -> Any:
 
 
 def appended(group: Any, config: Any) -> Any:
-    """Returns the group of a batch after an append, and those of the puts of the append."""
+    """Return the group of a batch after an append, and those of the puts of the append."""
     one = transfer()
     ref = one.put({"x": ROWS}, config=Config(group))
     one.store.groups.clear()
@@ -73,7 +73,7 @@ def appended(group: Any, config: Any) -> Any:
 
 
 def forged(change: Callable[[Any, Any], Any], is_read: bool) -> Any:
-    """Returns what a read or a removal of a manifest that was changed does."""
+    """Return what a read or a removal of a manifest that was changed does."""
     one = transfer()
     payload = StructuredObjectPayload({"a": 1}, {"x": b"abcdef", "y": b"gh"})
     ref = one.put_structured_object(payload, chunk_bytes=4)
@@ -87,7 +87,7 @@ def forged(change: Callable[[Any, Any], Any], is_read: bool) -> Any:
 
 
 def encoded(of: FieldSchema, rows: list[Any]) -> Any:
-    """Returns the codec and the rows of a column by a schema."""
+    """Return the codec and the rows of a column by a schema."""
     one = transfer()
     ref = one.put({"non_tensor_batch": {"f": column(rows)}}, field_schemas={"f": of})
     found = one.get(ref)["non_tensor_batch"]["f"].tolist()
@@ -114,7 +114,7 @@ def imported(**changes: Any) -> Any:
 
 
 def removed(**calls: Any) -> Any:
-    """Returns how many objects are left after a removal by a store with other calls."""
+    """Return how many objects are left after a removal by a store with other calls."""
     store = Store({})
     one = transfer(store)
     ref = one.put_object({"x": ROWS, "y": ROWS})
@@ -156,7 +156,7 @@ def append_to_x(data: Any, **options: Any) -> Any:
 
 
 def named(name: Any, section: str) -> Any:
-    """Returns what is known and read of a field with an unusual name."""
+    """Return what is known and read of a field with an unusual name."""
     rows = ROWS if section == "batch" else column(["a", None, "c"])
     one = transfer()
     ref = one.put({section: {name: rows}})
@@ -170,7 +170,7 @@ def named(name: Any, section: str) -> Any:
 
 
 def handle_of_named(name: Any) -> Any:
-    """Returns the fields of a batch by its handle, before and after a way as JSON."""
+    """Return the fields of a batch by its handle, before and after a way as JSON."""
     one = transfer()
     handle = export_dataproto_ref(one.put({name: ROWS}))
     as_json = json.loads(json.dumps(handle))
@@ -179,7 +179,7 @@ def handle_of_named(name: Any) -> Any:
 
 
 def later(first: dict[str, Any], more: dict[str, Any]) -> Any:
-    """Returns what is read of a batch after an append to its stage."""
+    """Return what is read of a batch after an append to its stage."""
     one = transfer()
     ref = one.put(first)
     return repr(one.get(one.append_dataproto_fields(ref, more, stage="default")))
@@ -338,7 +338,7 @@ CONCATENATED: list[tuple[Any, ...]] = [
 
 
 def released(value: Any) -> Any:
-    """Returns what `release_result` returns and what it leaves, of the second call, too."""
+    """Return what `release_result` returns and what it leaves, of the second call, too."""
     one = transfer()
     answers = [one.release_result(value), one.release_result(value)]
     return answers, repr(value)
@@ -375,14 +375,14 @@ OPTIONAL_CALLS = (
 
 
 def without_keys(spec: Any) -> Any:
-    """Returns the description of a payload without its keys, which have new ids."""
+    """Return the description of a payload without its keys, which have new ids."""
     if isinstance(spec, dict):
         return {name: without_keys(each) for name, each in spec.items() if name != "key"}
     return [without_keys(each) for each in spec] if isinstance(spec, list) else spec
 
 
 def exchanged(store: PlainStore, value: Any, **options: Any) -> Any:
-    """Returns how a member is described, by which calls it is put, and what is read."""
+    """Return how a member is described, by which calls it is put, and what is read."""
     one = transfer(store)
     ref = one.put_object({"x": value}, **options)
     calls = list(getattr(store, "calls", []))
@@ -394,7 +394,7 @@ def exchanged(store: PlainStore, value: Any, **options: Any) -> Any:
 
 
 def read_without(store: PlainStore, call: str) -> Any:
-    """Returns what comes back of a store in which a call is None."""
+    """Return what comes back of a store in which a call is None."""
     setattr(store, call, None)
     one = transfer(store)
     ref = one.put_object({"x": T([1, 2]), "y": ROWS})
@@ -404,7 +404,7 @@ def read_without(store: PlainStore, call: str) -> Any:
 
 
 def memory_put(store: PlainStore, size: int, **options: Any) -> Any:
-    """Returns how memory of the caller is described, and by which calls it is put."""
+    """Return how memory of the caller is described, and by which calls it is put."""
     memory = np.zeros(400, dtype=np.uint8)
     address = memory.ctypes.data
     if isinstance(store, FullStore):
@@ -415,7 +415,7 @@ def memory_put(store: PlainStore, size: int, **options: Any) -> Any:
 
 
 def objects_after(appends: list[dict[str, Any]]) -> list[int]:
-    """Returns the number of objects after a put, after each append, and after the cleanup."""
+    """Return the number of objects after a put, after each append, and after the cleanup."""
     store = PlainStore()
     one = transfer(store)
     ref = one.put({"x": ROWS})
@@ -429,7 +429,7 @@ def objects_after(appends: list[dict[str, Any]]) -> list[int]:
 
 
 def cases_of_stores() -> dict[str, Case]:
-    """Returns the cases that depend on the calls that a store has."""
+    """Return the cases that depend on the calls that a store has."""
     found: dict[str, Case] = {}
     for kind in (PlainStore, FullStore):
         for mode in ("auto", "copy", "zero_copy"):
@@ -464,7 +464,7 @@ def cases_of_stores() -> dict[str, Case]:
 
 
 def cases() -> dict[str, Case]:
-    """Returns the cases by name."""
+    """Return the cases by name."""
     found = cases_of_stores() | cases_of_options()
     for ids in GROUPS:
         config = Config(ids)
@@ -628,7 +628,7 @@ def cases() -> dict[str, Case]:
 
 
 def observe() -> dict[str, Any]:
-    """Returns the outcome of each case: a value, or the classes of an error and its text."""
+    """Return the outcome of each case: a value, or the classes of an error and its text."""
     outcomes: dict[str, Any] = {}
     for name, case in cases().items():
         try:

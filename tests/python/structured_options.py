@@ -75,7 +75,7 @@ def transfer(store: Any = None) -> MooncakeBundleTransfer:
 
 
 def configured(config: Any, data: Any = None) -> Any:
-    """Returns what the puts of a batch get as their configuration, and the given one after it."""
+    """Return what the puts of a batch get as their configuration, and the given one after it."""
     if hasattr(config, "replica_num"):
         config.replica_num, config.other = 3, 5
     store = PlainStore()
@@ -86,7 +86,7 @@ def configured(config: Any, data: Any = None) -> Any:
 
 
 def registered(code: Any) -> Any:
-    """Returns how often memory is unregistered that a store registers with a code."""
+    """Return how often memory is unregistered that a store registers with a code."""
     store, ended = FullStore(), []
     register = store.register_buffer
     store.register_buffer = lambda *span: [register(*span), code][1]  # type: ignore
@@ -97,7 +97,7 @@ def registered(code: Any) -> Any:
 
 
 def read_by(store: FullStore, missing: str) -> Any:
-    """Returns the calls that read an array from a store without a call."""
+    """Return the calls that read an array from a store without a call."""
     setattr(store, missing, None)
     one = transfer(store)
     ref = one.put_object({"x": ROWS})
@@ -106,7 +106,7 @@ def read_by(store: FullStore, missing: str) -> Any:
 
 
 def rest_after(change: Callable[[Store, MooncakeBundleTransfer, Any], Any]) -> Any:
-    """Returns what a call returns, and how many objects it leaves of a bundle."""
+    """Return what a call returns, and how many objects it leaves of a bundle."""
     store = Store({})
     one = transfer(store)
     found = change(store, one, one.put_object({"x": ROWS, "y": ROWS}))
@@ -129,7 +129,7 @@ def two_appends() -> Any:
 
 
 def gets_of_append() -> int:
-    """Returns how many objects an append of a new stage to an imported handle reads."""
+    """Return how many objects an append of a new stage to an imported handle reads."""
     one = transfer()
     ref = import_dataproto_ref(export_dataproto_ref(one.put({"x": ROWS})))
     count, get = [], one.store.get
@@ -139,7 +139,7 @@ def gets_of_append() -> int:
 
 
 def old_handle(config: Any) -> Any:
-    """Returns the groups of an append to a handle without one."""
+    """Return the groups of an append to a handle without one."""
     one = transfer()
     handle = export_dataproto_ref(one.put({"x": ROWS}))
     del handle["storage_group_id"]
@@ -188,7 +188,7 @@ def selected(names: Any) -> Any:
 
 
 def cases_of_options() -> dict[str, Case]:
-    """Returns the cases by name."""
+    """Return the cases by name."""
     found: dict[str, Case] = {}
     configs = (Plain, Grouped, Uncopied, Failing, lambda: Unmade(2), lambda: Grouped(["g"]))
     for at, make in enumerate(configs):

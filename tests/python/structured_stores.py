@@ -169,12 +169,12 @@ class Config:
 
 
 def key_names(store: PlainStore) -> list[str]:
-    """Returns the part of each key behind the id of its bundle, in the order of the puts."""
+    """Return the part of each key behind the id of its bundle, in the order of the puts."""
     return [key.split("/", 3)[-1] for key in store.objects]
 
 
 def column(rows: list[object]) -> np.ndarray:
-    """Returns an array of objects with one item for each row."""
+    """Return an array of objects with one item for each row."""
     array = np.empty(len(rows), dtype=object)
     for at, row in enumerate(rows):
         array[at] = row

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def browse(url: str, profile: Path, *flags: str) -> str:
-    """Returns the output of the browser after some seconds of virtual time."""
+    """Return the output of the browser after some seconds of virtual time."""
     assert BROWSER is not None
     command = [
         BROWSER,

@@ -98,7 +98,7 @@ def test_concurrent_calls_share_few_threads():
 
 
 def threads_named(name: str) -> int:
-    """Counts the threads of this process with that name, which the kernel cuts to 15 characters."""
+    """Count the threads of this process with that name, which the kernel cuts to 15 characters."""
     count = 0
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):

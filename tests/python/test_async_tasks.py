@@ -67,7 +67,7 @@ NOT_AWAITED = {
 
 
 def names_of(api: type) -> set[str]:
-    """Returns the public names of a class, without those that every object has."""
+    """Return the public names of a class, without those that every object has."""
     own = {name for kind in api.__mro__[:-1] for name in vars(kind)}
     plain = {"__doc__", "__module__", "__slots__", "__weakref__", "__del__"}
     plain |= {"__eq__", "__hash__", "__repr__", "__firstlineno__", "__static_attributes__"}
@@ -98,7 +98,7 @@ def test_async_api_mirrors_sync_api(pair):
 
 @asynccontextmanager
 async def pool(master: MasterProcess) -> AsyncIterator[tuple[AsyncStore, AsyncStore]]:
-    """Opens two stores that give memory to one pool."""
+    """Open two stores that give memory to one pool."""
     async with (
         AsyncStore(master.address, CONFIG) as first,
         AsyncStore(master.address, CONFIG) as other,

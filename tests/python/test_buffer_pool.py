@@ -265,7 +265,7 @@ def test_type_errors_name_the_argument(compat_store):
 
 
 def cores_of_node_0() -> set[int]:
-    """Returns the cores of the first NUMA node, or those of this thread if none is listed."""
+    """Return the cores of the first NUMA node, or those of this thread if none is listed."""
     listed = Path("/sys/devices/system/node/node0/cpulist")
     if not listed.exists():
         return os.sched_getaffinity(0)

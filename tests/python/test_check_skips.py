@@ -38,7 +38,7 @@ test result: ok. 3 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; fini
 
 
 def check(folder: Path, *logs: str, entries: str = LIST) -> subprocess.CompletedProcess[str]:
-    """Runs the program on logs of this content."""
+    """Run the program on logs of this content."""
     (folder / "list").write_text(entries)
     paths = [folder / f"log-{number}" for number in range(len(logs))]
     for path, log in zip(paths, logs, strict=True):

@@ -29,7 +29,7 @@ def script() -> ModuleType:
 
 
 def make_wheel(folder: Path, *, dependency: str = "", source: str = "", padding: int = 0) -> Path:
-    """Writes a wheel of pure Python; `source` is the code of `mooncake.engine`."""
+    """Write a wheel of pure Python; `source` is the code of `mooncake.engine`."""
     wheel = folder / NAME
     requires = f"Requires-Dist: {dependency}\n" if dependency else ""
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -42,7 +42,7 @@ def make_wheel(folder: Path, *, dependency: str = "", source: str = "", padding:
 
 
 def install(wheel: Path, folder: Path) -> Path:
-    """Unpacks a wheel into a fresh environment and returns its interpreter."""
+    """Unpack a wheel into a fresh environment and return its interpreter."""
     environment = folder / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     with zipfile.ZipFile(wheel) as archive:

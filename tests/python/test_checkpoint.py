@@ -33,7 +33,7 @@ def tensors(count: int = 4, elements: int = 1000, first: float = 0.0) -> dict[st
 
 
 def part_of(store: mooncake.Store, prefix: str, name: str) -> str:
-    """Returns the key of the part of a tensor."""
+    """Return the key of the part of a tensor."""
     (key,) = [key for key in store.keys(f"{prefix}/@") if key.endswith(f".{name}")]
     return key
 

@@ -44,7 +44,7 @@ def assert_same(left: Any, right: Any) -> None:
 
 @contextlib.contextmanager
 def failing(kind: type[Exception], text: str) -> Iterator[None]:
-    """Asserts that a block fails, and that torch passes on the failure of the rank."""
+    """Assert that a block fails, and that torch passes on the failure of the rank."""
     with pytest.raises(CheckpointException, match=text) as raised:
         yield
     ((failure, _),) = raised.value.failures.values()

@@ -45,7 +45,7 @@ def run(*words: str) -> int:
 
 
 def failure(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """Runs a command that fails, and returns what it says."""
+    """Run a command that fails, and return what it says."""
     assert run(*words) != 0
     said = capsys.readouterr()
     assert "Traceback" not in said.err

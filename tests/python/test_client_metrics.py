@@ -22,7 +22,7 @@ PROMTOOL = shutil.which("promtool")
 
 
 def fetch(address: str, path: str) -> tuple[int, str]:
-    """Returns the status and the body of a response."""
+    """Return the status and the body of a response."""
     try:
         with urllib.request.urlopen(f"http://{address}{path}", timeout=30) as answer:
             return answer.status, answer.read().decode()

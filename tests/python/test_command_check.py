@@ -59,7 +59,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def check(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs the command; returns its code, and the level and remedy of each field that is named."""
+    """Run the command; return its code, and the level and remedy of each field that is named."""
 
     def run(*words: str, offline: bool = True) -> tuple[int, dict[str, list[tuple[str, str, str]]]]:
         code = main(["check", *words, "--json", *(["--offline"] if offline else [])])
@@ -76,7 +76,7 @@ def check(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 def errors(found: dict[str, list[tuple[str, str, str]]]) -> dict[str, str]:
-    """Returns text and remedy of each error, by field."""
+    """Return text and remedy of each error, by field."""
     return {
         field: f"{text} | {remedy}"
         for field, rows in found.items()

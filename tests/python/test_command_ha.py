@@ -38,7 +38,7 @@ def masters() -> Iterator[Masters]:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs the command; returns its code, output and errors."""
+    """Run the command; return its code, output and errors."""
 
     def run(*words: str) -> tuple[int, str, str]:
         code = main(words)
@@ -49,7 +49,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 def rows(shown: str) -> dict[str, list[str]]:
-    """Returns the words of each row of the table, by the address."""
+    """Return the words of each row of the table, by the address."""
     table = shown.split("\n\n")[1].splitlines()[1:]
     return {line.split()[0]: line.split()[1:] for line in table}
 

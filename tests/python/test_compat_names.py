@@ -58,7 +58,7 @@ print("names:" + json.dumps(found))
 
 
 def resolve(path: str) -> Any:
-    """Returns a module, or what it has at `module:name`."""
+    """Return a module, or what it has at `module:name`."""
     vllm_interface.install()
     module, _, name = path.partition(":")
     value = importlib.import_module(module)

@@ -21,7 +21,7 @@ def registered(compat_store: CompatStore):
 
 
 def plain(value):
-    """Asserts that the value consists of lists and `int`s only, and returns it."""
+    """Assert that the value consists of lists and `int`s only, and return it."""
     assert type(value) in (list, int)
     return value if isinstance(value, int) else [plain(each) for each in value]
 

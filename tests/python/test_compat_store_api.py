@@ -61,7 +61,7 @@ def test_calls_without_setup_return_error_values(name):
 
 
 def assert_plain(value):
-    """Asserts that the value has built-in types only, because callers compare types."""
+    """Assert that the value has built-in types only, because callers compare types."""
     assert type(value) in (int, str, bytes, list, dict, tuple, type(None))
     if isinstance(value, list | tuple):
         for each in value:

@@ -42,7 +42,7 @@ def prefer(store: MooncakeDistributedStore) -> ReplicateConfig:
 
 
 def places(store: MooncakeDistributedStore, key: str) -> set[str]:
-    """Returns the stores that have a replica."""
+    """Return the stores that have a replica."""
     replicas = store.get_replica_desc(key)
     return {
         replica.get_memory_descriptor().buffer_descriptor.transport_endpoint for replica in replicas

@@ -39,7 +39,7 @@ class Prometheus:
             return json.load(answer)["data"]
 
     def is_ready(self) -> bool:
-        """Returns whether it answers queries; it listens before it does."""
+        """Return whether it answers queries; it listens before it does."""
         try:
             with urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=20):
                 return True
@@ -53,7 +53,7 @@ class Prometheus:
 
 
 def wait_for(condition: Callable[[], Any]) -> Any:
-    """Returns what the condition returns once it is true, or at the deadline."""
+    """Return what the condition returns once it is true, or at the deadline."""
     deadline = time.monotonic() + DEADLINE_S
     while not (value := condition()) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -202,7 +202,7 @@ def test_another_process_reaches_device_memory(driver, monkeypatch, tcp):
 
 @pytest.fixture
 def cuda_support(monkeypatch):
-    """Returns what `SUPPORT_CUDA` says with a driver of this name, and devices at these places."""
+    """Return what `SUPPORT_CUDA` says with a driver of this name, and devices at these places."""
 
     def ask(named, *devices):
         monkeypatch.setenv("MC_CUDA_DRIVER", named)

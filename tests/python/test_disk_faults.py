@@ -42,7 +42,7 @@ store.close()
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    """Waits until the condition holds."""
+    """Wait until the condition holds."""
     deadline = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < deadline, what
@@ -57,7 +57,7 @@ def joined(address: str, segment: int, **settings: object) -> MooncakeDistribute
 
 
 def value(key: str, turn: int) -> bytes:
-    """Returns what a key holds after this put."""
+    """Return what a key holds after this put."""
     source = random.Random(f"{key} {turn}")
     return source.randbytes(source.choice(SIZES))
 
@@ -84,7 +84,7 @@ class Owner:
         )
 
     def end(self, how: str) -> None:
-        """Ends the process: by a signal, or by `close()`."""
+        """End the process: by a signal, or by `close()`."""
         if how == "close":
             assert self.process.stdin is not None
             self.process.stdin.close()
@@ -116,7 +116,7 @@ class Load:
         self._thread: threading.Thread | None = None
 
     def act(self) -> None:
-        """Does one thing."""
+        """Do one thing."""
         key = f"k{self._random.randrange(KEYS)}"
         choice = self._random.random()
         if choice < 0.55:
@@ -145,7 +145,7 @@ class Load:
             self.unknown.add(key)
 
     def check(self, key: str) -> bool:
-        """Reads a key; returns whether it was there."""
+        """Read a key; return whether it was there."""
         found = self.store.get(key)
         if key in self.unknown or found == b"":
             return False
@@ -161,7 +161,7 @@ class Load:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Goes on in a thread."""
+        """Go on in a thread."""
         self._stopping.clear()
         thread = threading.Thread(target=self._run)
         thread.start()
@@ -173,7 +173,7 @@ class Load:
 
 
 def on_disk(store: MooncakeDistributedStore, keys: list[str]) -> set[str]:
-    """Returns the keys of which a disk has a copy that counts."""
+    """Return the keys of which a disk has a copy that counts."""
     found = store.batch_get_replica_desc(keys)
     return {
         key for key, copies in found.items() if any(copy.is_local_disk_replica() for copy in copies)
@@ -181,7 +181,7 @@ def on_disk(store: MooncakeDistributedStore, keys: list[str]) -> set[str]:
 
 
 def await_owner(load: Load) -> None:
-    """Acts until an object that was put since is on disk."""
+    """Act until an object that was put since is on disk."""
 
     def is_written() -> bool:
         load.act()
@@ -192,12 +192,12 @@ def await_owner(load: Load) -> None:
 
 
 def unchanged(keys: set[str], turns: dict[str, int], load: Load) -> list[str]:
-    """Returns those of the keys that were neither removed nor put anew since."""
+    """Return those of the keys that were neither removed nor put anew since."""
     return [key for key in keys if load.turns.get(key) == turns[key] and key not in load.unknown]
 
 
 def await_records(load: Load, keys: list[str]) -> None:
-    """Waits until 95 % of the records count again, and reads all of the objects."""
+    """Wait until 95 % of the records count again, and read all of the objects."""
     found: set[str] = set()
 
     def are_back() -> bool:
@@ -299,7 +299,7 @@ def small_device(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(path: Path) -> None:
-    """Writes until the file system is full."""
+    """Write until the file system is full."""
     with path.open("wb", buffering=0) as file:
         for block in (MIB, 4096):
             try:

@@ -95,7 +95,7 @@ def owner_of(
 
 
 def command(*arguments: str, code: int = 0) -> str:
-    """Runs `mooncake` and returns what it prints."""
+    """Run `mooncake` and return what it prints."""
     line = [sys.executable, "-m", "mooncake", *arguments]
     done = subprocess.run(line, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == code, done.stdout + done.stderr
@@ -103,7 +103,7 @@ def command(*arguments: str, code: int = 0) -> str:
 
 
 def sample_of(text: str, name: str) -> float:
-    """Returns the sum of the samples of a metric."""
+    """Return the sum of the samples of a metric."""
     found = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
     assert found, name
     return sum(map(float, found))
@@ -362,7 +362,7 @@ def test_ranks_of_sglang_have_directories_of_their_own(offloading: MasterProcess
 
 def test_tier_log_of_vllm_sees_memory_first(offloading: MasterProcess, tmp_path: Path):
     def tier(keys: list[str]) -> list[str]:
-        """Returns the tier of each object, from its first descriptor only."""
+        """Return the tier of each object, from its first descriptor only."""
         found = owner.batch_get_replica_desc(keys)
         names = []
         for key in keys:
@@ -386,7 +386,7 @@ def test_tier_log_of_vllm_sees_memory_first(offloading: MasterProcess, tmp_path:
 
 @contextmanager
 def started(line: list[str], **variables: str) -> Iterator[str]:
-    """Runs a server; yields its first line."""
+    """Run a server; yield its first line."""
     environment = os.environ | variables
     server = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment)
     assert server.stdout is not None

@@ -30,7 +30,7 @@ def offloading() -> Iterator[MasterProcess]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Waits until the condition holds."""
+    """Wait until the condition holds."""
     deadline = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < deadline, condition
@@ -47,7 +47,7 @@ def joined(
 
 
 def tiers(store: MooncakeDistributedStore, key: str) -> list[str]:
-    """Returns where the copies of an object are, in their order."""
+    """Return where the copies of an object are, in their order."""
     return [
         "memory" if replica.is_memory_replica() else "disk"
         for replica in store.get_replica_desc(key)
@@ -166,7 +166,7 @@ def daemon_with_disk(master: MasterProcess, folder: Path) -> Iterator[subprocess
 
 
 def put_until_written(store: MooncakeDistributedStore) -> None:
-    """Puts objects until one is on disk: the directory is mounted."""
+    """Put objects until one is on disk: the directory is mounted."""
     keys = (f"first{number}" for number in range(1 << 20))
 
     def is_written() -> bool:

@@ -62,19 +62,19 @@ PROGRAMS = (
 
 
 def without_code(text: str) -> str:
-    """Returns a page without its code blocks, whose brackets are no links."""
+    """Return a page without its code blocks, whose brackets are no links."""
     return re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def code_of(text: str) -> list[str]:
-    """Returns the code blocks and the code within lines of a page."""
+    """Return the code blocks and the code within lines of a page."""
     return re.findall(r"^ *```\w*\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE) + re.findall(
         r"`([^`\n]+)`", without_code(text)
     )
 
 
 def anchors(page: Path) -> set[str]:
-    """Returns the names of a page's headings as links spell them."""
+    """Return the names of a page's headings as links spell them."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -154,7 +154,7 @@ def test_metadata_of_the_wheel_names_no_other_project() -> None:
 
 @cache
 def known_flags() -> frozenset[str]:
-    """Returns the options of all programs of the package, with `_` for `-`."""
+    """Return the options of all programs of the package, with `_` for `-`."""
     flags = set(re.findall(r"--[a-z][\w-]*", "".join(map(help_of, PROGRAMS))))
     parsers: list[argparse.ArgumentParser] = [_parser()]
     while parsers:
@@ -170,13 +170,13 @@ def known_flags() -> frozenset[str]:
 
 @cache
 def defaults_of_master() -> dict[str, str]:
-    """Returns the default of each option in the generated reference."""
+    """Return the default of each option in the generated reference."""
     text = (DOCS / "reference/options-master.md").read_text(encoding="utf-8")
     return dict(re.findall(r"^\| `(\w+)`[^|]* \| `([^`]*)` \|", text, re.MULTILINE))
 
 
 def wrong_numbers(text: str) -> list[str]:
-    """Returns each option of a page that a number in brackets follows which is not its default."""
+    """Return each option of a page that a number in brackets follows which is not its default."""
     found = re.findall(r"`--(\w+)`\s(?:given\s)?\((\d+(?:\.\d+)?)( m?s\b)?", text)
     defaults = defaults_of_master()
     # Durations are milliseconds or seconds in the reference.
@@ -200,7 +200,7 @@ def test_numbers_behind_options_are_compared() -> None:
 
 
 def help_of(module: str) -> str:
-    """Returns what a program prints about its options."""
+    """Return what a program prints about its options."""
     command = [sys.executable, "-m", module, "--help"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     return ended.stdout
@@ -220,7 +220,7 @@ def test_options_and_variables_in_a_page_exist(page: Path) -> None:
 
 
 def shown_secrets(text: str) -> list[str]:
-    """Returns the commands with a secret among their arguments, which other users of a host see."""
+    """Return the commands with a secret among their arguments, which other users of a host see."""
     code = "\n".join(code_of(text)).replace("\\\n", " ")
     # The shell gives variables and what its own `printf` prints to no other process.
     unquoted = re.sub(r"'[^']*'", "", code)
@@ -292,7 +292,7 @@ def test_each_comparison_has_its_command() -> None:
 
 @cache
 def documented_names() -> frozenset[str]:
-    """Returns the names of the reference pages of Python, with the members that autodoc adds."""
+    """Return the names of the reference pages of Python, with the members that autodoc adds."""
     names: set[str] = set()
     for page in ("python.md", "python-upstream.md"):
         text = (DOCS / "reference" / page).read_text(encoding="utf-8")
@@ -331,7 +331,7 @@ def test_reference_has_names_of_both_apis(name: str) -> None:
 
 
 def rust_constants(source: str) -> dict[str, str]:
-    """Returns the constants of a Rust file: numbers evaluated, byte strings as they are written."""
+    """Return the constants of a Rust file: numbers evaluated, byte strings as they are written."""
     # Lengths that other files declare.
     values: dict[str, str] = {"NONCE_BYTES": "32", "PROOF_BYTES": "32"}
     for name, given in re.findall(r"const (\w+): [^=]+ = (.+);", source):
@@ -346,7 +346,7 @@ def rust_constants(source: str) -> dict[str, str]:
 
 
 def table_rows(text: str) -> dict[str, str]:
-    """Returns the first two cells of each row of a page whose first cell is code."""
+    """Return the first two cells of each row of a page whose first cell is code."""
     return dict(re.findall(r"^\| `(\w+)` \| `?(.+?)`? \|", text, re.MULTILINE))
 
 
@@ -411,7 +411,7 @@ def test_fields_of_calls_for_blocks_are_those_of_the_code() -> None:
 
 
 def reference_pages() -> Any:
-    """Returns the module that writes reference pages while the site is built."""
+    """Return the module that writes reference pages while the site is built."""
     path = DOCS / "_extensions/reference_pages.py"
     spec = importlib.util.spec_from_file_location("reference_pages", path)
     assert spec is not None

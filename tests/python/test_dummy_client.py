@@ -48,7 +48,7 @@ class DaemonProcess:
 
 
 def start_daemon(master: str, *flags: str, port: int = 0) -> DaemonProcess:
-    """Starts a daemon and waits for its ready line."""
+    """Start a daemon and wait for its ready line."""
     command = [
         sys.executable,
         "-m",
@@ -98,7 +98,7 @@ def member(master: MasterProcess) -> Iterator[MooncakeDistributedStore]:
 
 
 def wait_for(event: str, has_happened: Callable[[], bool]) -> None:
-    """Polls until the event has happened."""
+    """Poll until the event has happened."""
     deadline = time.monotonic() + WAIT_S
     while not has_happened():
         assert time.monotonic() < deadline, f"waited {WAIT_S} s for: {event}"

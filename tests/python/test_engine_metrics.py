@@ -51,7 +51,7 @@ def start_writer(**environment: str) -> subprocess.Popen[str]:
 
 
 def end(writer: subprocess.Popen[str]) -> str:
-    """Ends the writer, and returns what it logged."""
+    """End the writer, and return what it logged."""
     _, log = writer.communicate("\n", timeout=30)
     assert writer.returncode == 0, log
     return log

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(LIMIT_S + 30)
 
 
 def _kill_the_last(scenario, size, *started):
-    """Runs a scenario whose last rank dies once the named ranks, or all of them, are ready."""
+    """Run a scenario whose last rank dies once the named ranks, or all of them, are ready."""
     with Forked(ep_ranks, scenario, size) as ranks:
         ranks.start().expect("ready", *started)
         ranks.signal(size - 1, signal.SIGKILL)

@@ -31,7 +31,7 @@ NODE = "grpc_list_objects.mjs"
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program with no variable of ours but those of the tests."""
+    """Run a program with no variable of ours but those of the tests."""
     environment = {**os.environ, "MOONCAKE_STATE_DIR": "none"}
     return subprocess.run(
         command, capture_output=True, text=True, timeout=110, check=False, env=environment

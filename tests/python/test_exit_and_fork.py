@@ -361,7 +361,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def interrupted(source: str) -> tuple[int, str, str]:
-    """Runs a script, interrupts it when it prints "ready", and waits for its end."""
+    """Run a script, interrupt it when it prints "ready", and wait for its end."""
     with subprocess.Popen(
         [sys.executable, "-c", INTERRUPTIBLE + OPEN + source],
         stdout=subprocess.PIPE,

@@ -25,7 +25,7 @@ from mooncake.files import MooncakeFileSystem, stores, transfers  # noqa: E402 -
 
 @pytest.fixture(autouse=True)
 def leave_pools():
-    """Closes the connections that are shared, whose pools end with each test."""
+    """Close the connections that are shared, whose pools end with each test."""
     yield
     for store in stores._stores.values():
         store.close()

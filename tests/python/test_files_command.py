@@ -46,7 +46,7 @@ class Done:
 
 
 def on(store: mooncake.Store, name: str, *words: str) -> Done:
-    """Runs a command in this process, which takes a tenth of the time of one of its own."""
+    """Run a command in this process, which takes a tenth of the time of one of its own."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:

@@ -14,7 +14,7 @@ fsspec = pytest.importorskip("fsspec", reason="needs fsspec: pip install fsspec"
 
 @pytest.fixture(autouse=True)
 def leave_pools():
-    """Closes the connections that are shared, whose pools end with each test."""
+    """Close the connections that are shared, whose pools end with each test."""
     yield
     for store in stores._stores.values():
         store.close()

@@ -51,7 +51,7 @@ def pool() -> Iterator[tuple[MooncakeDistributedStore, list[int]]]:
 
 
 def start_lender(master: MasterProcess) -> subprocess.Popen[str]:
-    """Starts a process that only provides a segment."""
+    """Start a process that only provides a segment."""
     command = [sys.executable, "-c", LENDER, master.address]
     lender = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert lender.stdout is not None
@@ -61,7 +61,7 @@ def start_lender(master: MasterProcess) -> subprocess.Popen[str]:
 
 @contextmanager
 def continued_by_a_thread(processes: list[int]) -> Iterator[None]:
-    """Stops the processes, and lets a Python thread continue one after the other.
+    """Stop the processes, and let a Python thread continue one after the other.
 
     The switch interval is so long that the thread runs only when the caller releases the GIL. A
     call that kept the GIL would wait forever for a stopped process.

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.gpu
 
 
 def pattern(nbytes: int, seed: int = 1) -> Any:
-    """Returns random bytes in device memory."""
+    """Return random bytes in device memory."""
     generator = torch.Generator(device="cuda").manual_seed(seed)
     shape = (nbytes,)
     return torch.randint(0, 256, shape, dtype=torch.uint8, device="cuda", generator=generator)

@@ -49,7 +49,7 @@ def put(server: Server, length: int) -> tuple[int, bytes]:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Waits for the end of a connection; false if the server waits for longer than that."""
+    """Wait for the end of a connection; false if the server waits for longer than that."""
     try:
         while connection.recv(1 << 20):
             pass

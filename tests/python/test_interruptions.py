@@ -42,7 +42,7 @@ with mooncake.Store(sys.argv[1], config) as store:
 
 @contextmanager
 def frozen(pid: int) -> Iterator[None]:
-    """Stops a process for a block."""
+    """Stop a process for a block."""
     freeze(pid)
     try:
         yield
@@ -52,7 +52,7 @@ def frozen(pid: int) -> Iterator[None]:
 
 @contextmanager
 def interrupted_after(seconds: float) -> Iterator[None]:
-    """Sends SIGINT to this process while the block waits; expects that the block ends soon."""
+    """Send SIGINT to this process while the block waits; expect that the block ends soon."""
     # A finalizer of what earlier tests left swallows the interrupt that meets it.
     gc.collect()
     begin = time.monotonic()
@@ -229,7 +229,7 @@ sys.exit(main([*{words!r}, "--master", {master.address!r}]))
 
 
 def open_files(pid: int) -> list[str]:
-    """Returns what the descriptors of a process refer to."""
+    """Return what the descriptors of a process refer to."""
     names = []
     for entry in os.scandir(f"/proc/{pid}/fd"):
         try:
@@ -295,7 +295,7 @@ ARRAY = np.arange(4.0)
 
 
 def first_of(items: Any) -> Any:
-    """Returns the first item of an iterator, or what awaits it."""
+    """Return the first item of an iterator, or what awaits it."""
     return anext(items) if hasattr(items, "__anext__") else next(items)
 
 

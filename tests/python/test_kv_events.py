@@ -27,7 +27,7 @@ DEADLINE = 60
 
 
 def receive(subscriber: Any, count: int) -> tuple[list[int], list[dict[str, Any]]]:
-    """Receives `count` events or more, and returns their sequence numbers and the events."""
+    """Receive `count` events or more, and return their sequence numbers and the events."""
     sequences: list[int] = []
     events: list[dict[str, Any]] = []
     end = time.monotonic() + DEADLINE
@@ -48,7 +48,7 @@ def receive(subscriber: Any, count: int) -> tuple[list[int], list[dict[str, Any]
 def publishing(
     endpoint: str = "tcp://127.0.0.1:*", *flags: str
 ) -> Iterator[tuple[MasterProcess, MooncakeDistributedStore]]:
-    """Runs a master that publishes events and a store that joined it, until the block ends."""
+    """Run a master that publishes events and a store that joined it, until the block ends."""
     master = start_master(
         "--enable_kv_events",
         f"--kv_events_bind_endpoint={endpoint}",
@@ -78,7 +78,7 @@ def status_of(master: MasterProcess) -> dict[str, Any]:
 
 
 def put_until_received(subscriber: Any, store: MooncakeDistributedStore) -> int:
-    """Puts objects until an event arrives, because ZeroMQ does not confirm subscriptions."""
+    """Put objects until an event arrives, because ZeroMQ does not confirm subscriptions."""
     end = time.monotonic() + DEADLINE
     probes = 0
     while not subscriber.poll(50):
@@ -93,7 +93,7 @@ Subscribe = Callable[..., Any]
 
 @pytest.fixture
 def subscribe() -> Iterator[Subscribe]:
-    """Makes subscribers, and closes them after the test."""
+    """Make subscribers, and close them after the test."""
     with zmq.Context() as context, ExitStack() as stack:
 
         def connect(endpoint: str, **options: int) -> Any:

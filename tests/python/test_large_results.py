@@ -16,7 +16,7 @@ HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 
 
 def flags_of(address: int) -> list[str]:
-    """Returns the flags of the mapping that contains an address."""
+    """Return the flags of the mapping that contains an address."""
     mapping = ""
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):

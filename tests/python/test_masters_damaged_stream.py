@@ -21,7 +21,7 @@ FRAME_MARKER = "in-a-frame-" * 8
 
 
 def metric(member: Member, name: str) -> int:
-    """Returns the value of a metric without labels."""
+    """Return the value of a metric without labels."""
     _, text = member.page("/metrics")
     found = re.search(rf"^{name} (\d+)$", text.decode(), re.MULTILINE)
     assert found is not None, name
@@ -29,7 +29,7 @@ def metric(member: Member, name: str) -> int:
 
 
 def fill_log_until_snapshot(store: mooncake.Store, leader: Member) -> None:
-    """Changes the pool until the leader has replaced its log by a snapshot."""
+    """Change the pool until the leader has replaced its log by a snapshot."""
     names = itertools.count()
 
     def has_snapshot() -> bool:
@@ -91,7 +91,7 @@ def test_flipped_bytes_between_masters_are_refused(tmp_path: Path) -> None:
 
 
 def caught_up(leader: Member, standby: Member) -> int:
-    """Returns the last frame if both masters have it and the leader knows that; otherwise 0."""
+    """Return the last frame if both masters have it and the leader knows that; otherwise 0."""
     last = metric(leader, "ha_oplog_last_sequence_id")
     durable = metric(leader, "ha_batch_record_durable_sequence")
     applied = metric(standby, "ha_oplog_applied_sequence_id")

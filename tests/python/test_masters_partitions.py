@@ -46,7 +46,7 @@ class Hosts:
 
     @contextmanager
     def cut(self, one: int, other: int) -> Iterator[None]:
-        """Sends what two hosts send each other to an address that nobody has."""
+        """Send what two hosts send each other to an address that nobody has."""
         ways = [(one, other), (other, one)]
         for here, there in ways:
             nobody = ["lladdr", NOBODY, "dev", "port", "nud", "permanent"]

@@ -55,7 +55,7 @@ class Reader:
 
 
 def restart_master(masters: Masters, member: Member) -> None:
-    """Restarts a master as an operator does: a leader hands over first."""
+    """Restart a master as an operator does: a leader hands over first."""
     masters.in_sync(3)
     if member.leads:
         code, content = member.page("/api/v1/handover", method="POST", timeout_s=20)
@@ -67,7 +67,7 @@ def restart_master(masters: Masters, member: Member) -> None:
 
 
 def restart_daemon(store: mooncake.Store, daemon: DaemonProcess, place: str) -> DaemonProcess:
-    """Drains a daemon, and starts another one at its port."""
+    """Drain a daemon, and start another one at its port."""
     drain = store.drain(daemon.name)
     info = drain.wait(DEADLINE_S)
     assert info.state == "succeeded", info

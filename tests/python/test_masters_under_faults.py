@@ -57,7 +57,7 @@ def three(shared: Masters) -> Masters:
 
 
 def by_role(masters: Masters) -> list[Member]:
-    """Returns the members, the leader first."""
+    """Return the members, the leader first."""
     leader = masters.leader()
     return [leader, *(member for member in masters.members if member is not leader)]
 
@@ -140,7 +140,7 @@ def test_stopped_leader_never_answers_as_leader(three: Masters):
 
 
 def answer_of(seen: list[object], call: object, *args: object) -> None:
-    """Notes what a call returns, if it does not raise."""
+    """Note what a call returns, if it does not raise."""
     try:
         answer = call(*args)  # type: ignore[operator]
     except mooncake.MooncakeError:
@@ -150,7 +150,7 @@ def answer_of(seen: list[object], call: object, *args: object) -> None:
 
 
 def leader_page(member: Member, path: str) -> object:
-    """Returns what a master says as leader, if it does."""
+    """Return what a master says as leader, if it does."""
     code, content = member.page(path, timeout_s=30)
     if code == 200 and content != b"standby":
         return path, content
@@ -267,7 +267,7 @@ def flip(path: Path, offset: int) -> None:
 
 
 def newest_log(member: Member) -> Path:
-    """Returns the newest file of the log that has more than a header."""
+    """Return the newest file of the log that has more than a header."""
     logs = sorted(path for path in member.state.glob("log-*") if path.stat().st_size > 60)
     return logs[-1]
 

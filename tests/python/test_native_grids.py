@@ -20,7 +20,7 @@ def store():
 
 
 def read(store, keys, memory, grids, is_registered=False):
-    """Reads grids whose addresses are offsets within the memory."""
+    """Read grids whose addresses are offsets within the memory."""
     base = memory.buffer_info()[0]
     lists = [[(base + into, *rest) for into, *rest in own] for own in grids]
     outcomes = _native.read_grids(store._native, keys, lists, is_registered=is_registered)

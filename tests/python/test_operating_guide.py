@@ -20,7 +20,7 @@ OPTIONS_OF_DAEMON = (ROOT / "docs/reference/options-client.md").read_text(encodi
 
 
 def named(pattern: str) -> set[str]:
-    """Returns all names of this form in the guide."""
+    """Return all names of this form in the guide."""
     found = set(re.findall(pattern, GUIDE))
     assert found, pattern
     return found

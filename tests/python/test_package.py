@@ -89,7 +89,7 @@ def test_public_names_are_sorted_and_exist(name):
 
 
 def isort_key(name: str) -> tuple[int, str]:
-    """Sorts constants first, then classes, then the rest."""
+    """Sort constants first, then classes, then the rest."""
     if name.isupper() and len(name) > 1:
         return (0, name)
     return (1, name) if name[:1].isupper() else (2, name)

@@ -43,7 +43,7 @@ dist.destroy_process_group()
 
 
 def member(epoch, size, options="(active)"):
-    """Returns the guide's program of a member that takes others in, without its pauses."""
+    """Return the guide's program of a member that takes others in, without its pauses."""
     loop = LOSE.replace("Options(active)", f"Options{options}").replace(
         "range(600)", "range(10**9)"
     )
@@ -113,7 +113,7 @@ class Snippets(Ranks):
         return self
 
     def kill(self, rank):
-        """Kills the process that the guide's program names."""
+        """Kill the process that the guide's program names."""
         line = self.processes[rank].stdout.readline()
         assert line == f"rank {rank} is process {self.processes[rank].pid}\n"
         os.kill(int(line.split()[-1]), signal.SIGKILL)

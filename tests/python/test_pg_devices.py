@@ -21,7 +21,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> settings.ProcessSettings:
 
 
 def found(monkeypatch: pytest.MonkeyPatch, *chosen: int | None) -> list[dict[str, Any]]:
-    """Lets the machine have these devices; returns the engines that are started."""
+    """Let the machine have these devices; return the engines that are started."""
     started: list[dict[str, Any]] = []
 
     def start(**arguments: Any) -> SimpleNamespace:

@@ -168,7 +168,7 @@ def two_hosts():
 
 
 def _cut_off(names):
-    """Sends all packets between the hosts to an address that nobody has."""
+    """Send all packets between the hosts to an address that nobody has."""
     for number, name in enumerate(names, 1):
         nobody = ["lladdr", "02:00:00:00:00:99", "dev", "cable", "nud", "permanent"]
         _ip("-n", name, "neigh", "replace", f"10.77.0.{3 - number}", *nobody)

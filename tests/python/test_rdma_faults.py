@@ -229,7 +229,7 @@ def test_benchmark_runs_over_rdma() -> None:
 
 
 def test_transfers_outlive_the_card_of_a_device(pair: tuple[EnginePeer, EnginePeer]) -> None:
-    """Runs last, since the card of rxe1 does not come back.
+    """Run last, since the card of rxe1 does not come back.
 
     The driver keeps the device until its user is gone; one that does not reports an event, as the
     simulated device does.

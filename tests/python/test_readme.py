@@ -22,12 +22,12 @@ GUIDES = sorted(
 
 
 def snippets(language: str, text: str = README) -> list[str]:
-    """Returns the code blocks of the language, in order."""
+    """Return the code blocks of the language, in order."""
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def guide_snippets() -> list[object]:
-    """Returns every Python block that one process can run, with an id."""
+    """Return every Python block that one process can run, with an id."""
     return [
         pytest.param(source, id=f"{path.stem}-{number}")
         for path in GUIDES
@@ -37,7 +37,7 @@ def guide_snippets() -> list[object]:
 
 
 def run(source: str) -> subprocess.CompletedProcess[str]:
-    """Runs a Python snippet in a new interpreter."""
+    """Run a Python snippet in a new interpreter."""
     return subprocess.run(
         [sys.executable, "-c", source],
         capture_output=True,

@@ -35,7 +35,7 @@ def buffer_of(values: np.ndarray, part) -> np.ndarray:
 
 
 def execute(plan) -> None:
-    """Executes a plan in memory, and compares each target fragment with a slice of the tensor."""
+    """Execute a plan in memory, and compare each target fragment with a slice of the tensor."""
     values = {
         item.tensor_id: contents(item.global_shape, item.itemsize, index)
         for index, item in enumerate(plan.source_tensors)

@@ -325,7 +325,7 @@ def test_misspelled_field_gets_a_suggestion(capsys):
 
 
 def own_memory() -> int:
-    """Returns the bytes of memory of this process that belong to no file and nobody else."""
+    """Return the bytes of memory of this process that belong to no file and nobody else."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     line = next(line for line in status.splitlines() if line.startswith("RssAnon:"))
     return int(line.split()[1]) << 10

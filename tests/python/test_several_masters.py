@@ -45,13 +45,13 @@ class Cluster:
     masters: dict[int, MasterProcess] = field(default_factory=dict)
 
     def start(self, port: int) -> None:
-        """Starts the master of a port on its state directory."""
+        """Start the master of a port on its state directory."""
         flags = ["--enable_ha=true", "--ha_lease_ttl=2s", f"--advertise_address=127.0.0.1:{port}"]
         flags += [f"--etcd_endpoints={self.place.removeprefix('etcd://')}", f"--rpc_port={port}"]
         self.masters[port] = start_master(*flags, f"--state_dir={self.folder / str(port)}")
 
     def stop(self) -> None:
-        """Stops all masters."""
+        """Stop all masters."""
         for master in self.masters.values():
             master.stop()
 
@@ -83,7 +83,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs the command; returns its code, output and errors."""
+    """Run the command; return its code, output and errors."""
 
     def run(*words: str) -> tuple[int, str, str]:
         code = main(words)
@@ -94,7 +94,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 def status_in_sync(run: Any, cluster: Cluster) -> dict[str, Any]:
-    """Returns what `ha status` shows once a standby is in sync."""
+    """Return what `ha status` shows once a standby is in sync."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         code, shown, errors = run("ha", "status", cluster.place, *cluster.words, "--json")
@@ -106,7 +106,7 @@ def status_in_sync(run: Any, cluster: Cluster) -> dict[str, Any]:
 
 
 def standby_of(cluster: Cluster, seen: dict[str, Any]) -> str:
-    """Returns the admin port of the master that does not lead."""
+    """Return the admin port of the master that does not lead."""
     return next(row["admin"] for row in seen["masters"] if row["address"] != seen["leader"])
 
 
@@ -269,7 +269,7 @@ def test_no_call_fails_in_a_rolling_restart(run: Any, cluster: Cluster) -> None:
 
 
 def admin_of(cluster: Cluster, port: int) -> str:
-    """Returns the admin port of the master of a port."""
+    """Return the admin port of the master of a port."""
     return cluster.masters[port].admin.removeprefix("http://")
 
 

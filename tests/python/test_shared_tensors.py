@@ -50,7 +50,7 @@ class ThreadRank:
 
 
 def in_all_ranks(world_size, make):
-    """Runs `make` in every rank, and returns each result or exception."""
+    """Run `make` in every rank, and return each result or exception."""
     group = Threads(world_size)
     ends: list[object] = [None] * world_size
 

@@ -52,7 +52,7 @@ async def coroutines_have_the_same_types(store: mooncake.AsyncStore) -> tuple[by
 
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Writes each block of Python as a module of its own."""
+    """Write each block of Python as a module of its own."""
     folder = tmp_path_factory.mktemp("snippets")
     count = 0
     for page in PAGES:

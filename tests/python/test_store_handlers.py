@@ -36,7 +36,7 @@ ROUTES = (
 
 
 def serve(master: MasterProcess, calls: Callable[[TestClient[Any, Any]], Awaitable[None]]) -> None:
-    """Runs calls of a client against an application with the handlers."""
+    """Run calls of a client against an application with the handlers."""
 
     async def run() -> None:
         service = MooncakeStoreService(

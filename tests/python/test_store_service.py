@@ -67,7 +67,7 @@ class HttpClient:
         return answer.status, answer.read()
 
     def line(self, line: str) -> bytes:
-        """Sends one request line on a new connection, and returns the whole response."""
+        """Send one request line on a new connection, and return the whole response."""
         address = (self.connection.host, self.connection.port)
         with socket.create_connection(address, 60) as raw, raw.makefile("rb") as answer:
             raw.sendall(f"{line}\r\nConnection: close\r\n\r\n".encode())

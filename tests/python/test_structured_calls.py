@@ -58,14 +58,14 @@ def read(transfer: MooncakeBundleTransfer, ref: RemoteBundleRef, **into: Any) ->
 
 
 def spec_of(ref: RemoteBundleRef, name: str) -> dict[str, Any]:
-    """Returns the entry of a payload in a manifest, without its keys."""
+    """Return the entry of a payload in a manifest, without its keys."""
     spec = dict(ref.manifest["buffers"][name])
     assert [chunk["key"] for chunk in spec.pop("chunks")] == [spec.pop("key")]
     return spec
 
 
 def memory(content: bytes) -> tuple[Any, int]:
-    """Returns memory with some content, and its address."""
+    """Return memory with some content, and its address."""
     held = ctypes.create_string_buffer(content, len(content))
     return held, ctypes.addressof(held)
 

@@ -158,7 +158,7 @@ def test_false_descriptions_are_refused(plain: PlainStore, field: dict[str, Any]
 
 
 def damaged(value: Any, chance: random.Random) -> Any:
-    """Returns a JSON value with one part replaced."""
+    """Return a JSON value with one part replaced."""
     if isinstance(value, dict) and value and chance.random() < 0.9:
         name = chance.choice(sorted(value))
         return {**value, name: damaged(value[name], chance)}

@@ -213,7 +213,7 @@ for _ in range(40):
 
 
 def split(rows: list[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the nodes and the leaves of rows by their paths."""
+    """Return the nodes and the leaves of rows by their paths."""
     leaves: list[Any] = []
     nodes: list[Any] = []
     assert infer_structure("f", rows, leaves, nodes) is None

@@ -25,7 +25,7 @@ ROWS = np.arange(3)
 
 
 def groups(store: PlainStore) -> set[Any]:
-    """Returns the groups that the puts since the last call had; None is a put without a config."""
+    """Return the groups that the puts since the last call had; None is a put without a config."""
     found = {None if each is None else repr(each.group_ids) for each in store.configs}
     store.configs.clear()
     return found

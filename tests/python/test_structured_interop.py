@@ -45,7 +45,7 @@ def expected(name: str) -> list[Any]:
 
 
 def run_upstream(*command: str, given: Any = None) -> Any:
-    """Runs a script with the upstream package, and with numpy and torch of this interpreter."""
+    """Run a script with the upstream package, and with numpy and torch of this interpreter."""
     done = subprocess.run(
         [upstream_python(), *command],
         input=json.dumps(given),

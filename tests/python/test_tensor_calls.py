@@ -56,7 +56,7 @@ def why() -> str:
 
 
 def is_same(found: torch.Tensor | None, expected: torch.Tensor) -> bool:
-    """Returns whether dtype, shape and bytes are equal."""
+    """Return whether dtype, shape and bytes are equal."""
     assert found is not None
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
     whole = [tensor.reshape(-1).view(torch.uint8) for tensor in (found, expected.contiguous())]

@@ -61,7 +61,7 @@ class Stream:
 
 
 def poke(address: int, data: bytes) -> tuple[object, ...]:
-    """Returns the arguments with which the fake driver writes to device memory."""
+    """Return the arguments with which the fake driver writes to device memory."""
     return ctypes.c_uint64(address), data, ctypes.c_size_t(len(data))
 
 

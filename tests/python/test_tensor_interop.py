@@ -36,7 +36,7 @@ def store() -> Iterator[MooncakeDistributedStore]:
 
 
 def sample(dtype: DType, shape: tuple[int, ...]) -> torch.Tensor:
-    """Returns a tensor with different bytes."""
+    """Return a tensor with different bytes."""
     length = dtype.itemsize * torch.Size(shape).numel()
     data = bytearray(index % (2 if dtype.name == "bool" else 251) for index in range(length))
     flat = torch.frombuffer(data, dtype=dtype.torch()) if data else torch.empty(0)
@@ -52,7 +52,7 @@ def hex_of(tensor: torch.Tensor) -> str:
 
 
 def put_all(store: MooncakeDistributedStore) -> dict[str, Any]:
-    """Puts tensors into our store; returns what upstream shall do with the objects."""
+    """Put tensors into our store; return what upstream shall do with the objects."""
     tensors = []
     for (dtype, shape), name in zip(CASES, IDS, strict=True):
         tensor = sample(dtype, shape)
@@ -159,7 +159,7 @@ def test_upstreams_manifests_are_read(reply, key, split_dim):
 
 
 def parallelism(*axes: AxisRecord) -> Any:
-    """Returns axes in upstream's words, as any object with the right attributes."""
+    """Return axes in upstream's words, as any object with the right attributes."""
     own = [
         SimpleNamespace(
             kind=axis.kind,
@@ -175,7 +175,7 @@ def parallelism(*axes: AxisRecord) -> Any:
 
 
 def put_parallel_shards(store: MooncakeDistributedStore) -> None:
-    """Puts what `upstream_tensors.put_shards` puts."""
+    """Put what `upstream_tensors.put_shards` puts."""
     put = store.put_tensor_with_parallelism
     for rank in (0, 1):
         axis = AxisRecord("tp", rank, 2, 1)

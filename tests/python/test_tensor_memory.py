@@ -31,7 +31,7 @@ VIEWS = {
 
 
 def base_tensor(dtype: DType) -> torch.Tensor:
-    """Returns 6 x 6 elements with different bytes."""
+    """Return 6 x 6 elements with different bytes."""
     data = bytearray(index % 251 for index in range(36 * dtype.itemsize))
     if dtype.name == "bool":
         data = bytearray(index % 2 for index in range(36))
@@ -39,14 +39,14 @@ def base_tensor(dtype: DType) -> torch.Tensor:
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
-    """Returns the bytes of the elements in row-major order, one element at a time."""
+    """Return the bytes of the elements in row-major order, one element at a time."""
     if tensor.dim() == 0:
         return bytes(tensor.reshape(1).view(torch.uint8).tolist())
     return b"".join(bytes_of(tensor[index]) for index in range(tensor.shape[0]))
 
 
 def object_of(tensor: torch.Tensor) -> tuple[bytearray, TensorMetadata]:
-    """Returns the object that a put of the tensor would store."""
+    """Return the object that a put of the tensor would store."""
     kept = memory.of(tensor)
     metadata = kept.metadata()
     pieces = [bytes(memory.at_address(address, length)) for address, length in kept.ranges()]

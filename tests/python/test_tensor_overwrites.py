@@ -64,7 +64,7 @@ def version(number):
 
 
 def ranks(layout):
-    """Returns the shards that ranks write one by one; a whole tensor is written by one."""
+    """Return the shards that ranks write one by one; a whole tensor is written by one."""
     return [None] if layout is None else list(layout.shards())
 
 
@@ -81,7 +81,7 @@ def put_by_ranks(store, key, tensor, layout):
 
 
 def axes_of(shard):
-    """Returns the axes of a shard as upstream's calls take them."""
+    """Return the axes of a shard as upstream's calls take them."""
     axes = []
     for axis in shard.axes:
         made = SimpleNamespace(kind=axis.kind, rank=axis.rank, size=axis.size)
@@ -193,7 +193,7 @@ UPSERTS = {"tp": (), "replica": (Axis.dp(0, 1),), "expert": (Axis.ep(1, 2, 5),),
 
 
 def upsert(upstream, key, number, shard, *, is_writer):
-    """Upserts a shard as a rank does, with the arguments that upstream takes for its axes."""
+    """Upsert a shard as a rank does, with the arguments that upstream takes for its axes."""
     axis, whole = shard.axis("tp"), version(number)
     if is_writer:
         own = SimpleNamespace(rank=axis.rank, size=axis.size, split_dim=axis.dim)
@@ -260,7 +260,7 @@ def test_upserts_that_come_back_to_a_layout_meet_no_old_shard(
 
 
 def with_axes(target, axes):
-    """Returns the same part of the replica or expert."""
+    """Return the same part of the replica or expert."""
     own = target.axes if target is not None else ()
     return Shard((*(axes or ()), *own)) if axes or own else None
 
@@ -331,7 +331,7 @@ def test_delete_keeps_keys_that_only_share_the_prefix(store, key):
 
 
 def half_overwritten(store, key, layout):
-    """Puts a tensor, and of the next version what a writer had stored that died."""
+    """Put a tensor, and of the next version what a writer had stored that died."""
     store.put_tensor(key, version(0), layout=layout)
     store.put_tensor(f"{key}.next", version(1), layout=layout)
     tags = store.info(f"{key}_tp_0").tags

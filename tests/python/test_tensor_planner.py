@@ -28,7 +28,7 @@ def cut(array, box):
 
 
 def read(objects, grids, nbytes):
-    """Carries out a plan on objects in memory."""
+    """Carry out a plan on objects in memory."""
     memory = np.full(nbytes, 0xEE, dtype=np.uint8)
     for stored, grid in zip(objects, grids, strict=True):
         if grid.length == 0:
@@ -43,7 +43,7 @@ def read(objects, grids, nbytes):
 
 
 def check(array, stored, wanted, data_offset=0):
-    """Checks that reading `wanted` from the stored boxes equals slicing the array.
+    """Check that reading `wanted` from the stored boxes equals slicing the array.
 
     Returns:
         The number of ranges.
@@ -65,7 +65,7 @@ def check(array, stored, wanted, data_offset=0):
 
 
 def random_layout(rng, shape):
-    """Returns the boxes of a random layout, and the shard of a random rank."""
+    """Return the boxes of a random layout, and the shard of a random rank."""
     if not shape or rng.random() < 0.2:
         return [Box.whole(shape)], Box.whole(shape)
     layout = Layout(

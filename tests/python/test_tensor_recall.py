@@ -27,7 +27,7 @@ def key(request, store):
 
 @pytest.fixture
 def count(monkeypatch):
-    """Returns the number of calls that read ranges since the last count."""
+    """Return the number of calls that read ranges since the last count."""
     made = []
     make = calls.ReadGrids.make
 

@@ -22,7 +22,7 @@ class Read:
         self.retries, self.passed, self.pauses = Retries(), 0.0, []
 
     def is_repeated(self, failure, *, after=0.0, has_time=True):
-        """Returns whether an attempt that failed is repeated; `after` is the time it took."""
+        """Return whether an attempt that failed is repeated; `after` is the time it took."""
         choice = self.retries.choose({0: failure})
         self.pauses.append(next(choice).seconds)
         self.passed += after

@@ -32,7 +32,7 @@ def key(request):
 
 
 def part(tensor, shard):
-    """Returns the part of a tensor that a shard holds, as torch slices it."""
+    """Return the part of a tensor that a shard holds, as torch slices it."""
     box = shard.box(tensor.shape)
     return tensor[tuple(slice(*ends) for ends in zip(box.start, box.stop, strict=True))]
 
@@ -51,7 +51,7 @@ def random_layout(rng, shape):
 
 
 def put_in_any_layout(store, key, seed):
-    """Puts a tensor; returns the generator of random choices, the tensor and its layout."""
+    """Put a tensor; return the generator of random choices, the tensor and its layout."""
     rng = random.Random(seed)
     tensor = numbers(*random_shape(rng))
     stored = rng.choice([None, random_layout(rng, tensor.shape)])

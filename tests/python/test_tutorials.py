@@ -24,7 +24,7 @@ SMALL = {"global_segment_size": "64MB", "local_buffer_size": "16MB"}
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """Returns the code blocks of a tutorial in one language, in order."""
+    """Return the code blocks of a tutorial in one language, in order."""
     text = (TUTORIALS / page).read_text(encoding="utf-8")
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
@@ -43,14 +43,14 @@ def master() -> Iterator[str]:
 
 
 def yaml_mapping(text: str, name: str) -> dict[str, str]:
-    """Returns the scalars below one key of a tutorial's YAML, without a YAML reader."""
+    """Return the scalars below one key of a tutorial's YAML, without a YAML reader."""
     below = text[text.index(f"{name}:") :].splitlines()[1:]
     indented = [line.split(":", 1) for line in below if line.startswith("  ")]
     return {key.strip(): value.strip().strip('"') for key, value in indented}
 
 
 def settings_of(page: str) -> dict[str, Any]:
-    """Returns the settings that a tutorial gives to the program."""
+    """Return the settings that a tutorial gives to the program."""
     if page in {"vllm.md", "sglang.md"}:
         settings: dict[str, Any] = json.loads(blocks(page, "json")[0])
         return settings
@@ -59,7 +59,7 @@ def settings_of(page: str) -> dict[str, Any]:
 
 
 def written(page: str, master: str, folder: Path) -> Path:
-    """Returns a file with the settings of a tutorial, for this master and with little memory."""
+    """Return a file with the settings of a tutorial, for this master and with little memory."""
     text = blocks(page, "json" if page in {"vllm.md", "sglang.md"} else "yaml")[0]
     assert "127.0.0.1:50051" in text
     text = text.replace("127.0.0.1:50051", master)

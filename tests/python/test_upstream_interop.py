@@ -80,7 +80,7 @@ def pattern(seed: int, length: int) -> bytes:
 
 
 def fill(peer: EnginePeer, seed: int) -> list[bytes]:
-    """Writes a pattern into every range of a peer's memory, and returns the patterns."""
+    """Write a pattern into every range of a peer's memory, and return the patterns."""
     contents = [pattern(seed + index, length)[:length] for index, (_, length) in enumerate(RANGES)]
     for (offset, _), content in zip(RANGES, contents, strict=True):
         assert peer.ask("write", peer.address + offset, content.hex()) == 0

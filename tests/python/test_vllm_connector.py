@@ -33,7 +33,7 @@ EXPIRY = "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"
 
 
 def free_ports(count: int) -> int:
-    """Returns the first of free ports, one after the other.
+    """Return the first of free ports, one after the other.
 
     An engine listens seconds later, when it has imported torch. Until then a connection of another
     test may get a port of the range from which the kernel takes them. These lie below, if any do.
@@ -110,11 +110,11 @@ class EngineProcess:
         self.process.communicate(timeout=30)
 
     def check_free(self) -> None:
-        """Checks that no block is in use."""
+        """Check that no block is in use."""
         assert self("until_free")["waiting"] == []
 
     def end(self) -> None:
-        """Checks that nothing is left, and ends the process."""
+        """Check that nothing is left, and end the process."""
         self.check_free()
         assert self("shutdown") == 0
         self.kill()
@@ -135,7 +135,7 @@ def prefill(shared_prefill: EngineProcess) -> Iterator[EngineProcess]:
 
 @pytest.fixture
 def hasty_prefill() -> Iterator[EngineProcess]:
-    """Frees blocks that nobody asked for within a second."""
+    """Free blocks that nobody asked for within a second."""
     started = EngineProcess({EXPIRY: "1"})
     yield started
     started.end()
@@ -151,7 +151,7 @@ def decode(monkeypatch: pytest.MonkeyPatch) -> Iterator[vllm.Engine]:
 
 
 def call_raw(port: int, payload: bytes) -> bytes:
-    """Sends a message to a side channel and returns the answer."""
+    """Send a message to a side channel and return the answer."""
     with connector_v1.zmq_ctx(zmq.REQ, f"tcp://127.0.0.1:{port}") as channel:
         channel.send(payload)
         assert channel.poll(30_000), "no answer"
@@ -300,7 +300,7 @@ def test_a_decode_that_dies_in_mid_transfer_frees_the_blocks(monkeypatch):
 
 
 def kill_in_mid_transfer(prefill: vllm.Engine, decode: EngineProcess) -> list[int]:
-    """Lets the next write kill its target after half of its copies; returns the results to come."""
+    """Let the next write kill its target after half of its copies; return the results to come."""
     engine = prefill.worker.engine
     outcomes: list[int] = []
 

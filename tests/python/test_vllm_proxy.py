@@ -36,7 +36,7 @@ STREAM = {"model": "m", "prompt": "p", "stream": True}
 
 
 def in_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Runs an asynchronous test, within a time."""
+    """Run an asynchronous test, within a time."""
 
     @wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:

@@ -61,7 +61,7 @@ class AsgiCall:
 
 @asynccontextmanager
 async def application(*decode: str) -> AsyncIterator[Cluster]:
-    """Enters the application's context with the servers of a cluster."""
+    """Enter the application's context with the servers of a cluster."""
     async with cluster(decode=decode or ("ok",)) as peers:
         arguments = ["--prefiller-hosts", "127.0.0.1", "--decoder-hosts", "127.0.0.1"]
         arguments += ["--prefiller-ports", str(peers.prefill[0].port)]

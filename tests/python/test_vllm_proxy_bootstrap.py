@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(150)
 
 
 def engines(*names: str) -> bytes:
-    """Returns what the bootstrap server of vLLM answers to `GET /query`."""
+    """Return what the bootstrap server of vLLM answers to `GET /query`."""
     entries = {
         str(rank): {"engine_id": name, "worker_addr": {"0": {"0": "tcp://127.0.0.1:1"}}}
         for rank, name in enumerate(names)
@@ -23,7 +23,7 @@ def engines(*names: str) -> bytes:
 
 
 def ask_bootstrap_servers(peers: Cluster) -> None:
-    """Lets the proxy ask each prefill server, at the same port, for its engines."""
+    """Let the proxy ask each prefill server, at the same port, for its engines."""
     for backend in peers.proxy.prefill.backends:
         backend.bootstrap_port = backend.port
 

@@ -38,7 +38,7 @@ def make_zmq_socket(context: Any, path: str, socket_type: Any, **options: Any) -
 
 
 def install() -> None:
-    """Puts the further interfaces where upstream's connector imports them from."""
+    """Put the further interfaces where upstream's connector imports them from."""
     vllm_interface.install()
     backend = types.SimpleNamespace(get_name=lambda: AttentionBackendEnum.FLASH_ATTN.name)
     found: dict[str, dict[str, Any]] = {

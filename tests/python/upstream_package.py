@@ -18,7 +18,7 @@ VARIABLE = "MOONCAKE_TEST_UPSTREAM_PYTHON"
 
 
 def upstream_python() -> str:
-    """Returns an interpreter that has the upstream package, or skips the test."""
+    """Return an interpreter that has the upstream package, or skip the test."""
     given = os.environ.get(VARIABLE)
     python = Path(given) if given else create_environment()
     done = run(str(python), "-I", "-c", "import mooncake.engine")
@@ -31,7 +31,7 @@ def upstream_python() -> str:
 
 
 def create_environment() -> Path:
-    """Creates an environment in the user's cache on first use, and returns its interpreter."""
+    """Create an environment in the user's cache on first use, and return its interpreter."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     folder = cache / "mooncake-tests" / f"{PACKAGE}-{version}"
@@ -58,7 +58,7 @@ def create_environment() -> Path:
 
 
 def run(*command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs a command without the caller's `PYTHONPATH`, which may name our package."""
+    """Run a command without the caller's `PYTHONPATH`, which may name our package."""
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(
         command, input=stdin, capture_output=True, text=True, timeout=200, check=False, env=clean

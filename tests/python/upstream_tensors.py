@@ -63,7 +63,7 @@ def serve(store: Any, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def put_shards(store: Any) -> dict[str, str]:
-    """Stores one tensor in each form of shards; returns the objects by key."""
+    """Store one tensor in each form of shards; return the objects by key."""
     import torch
 
     whole = torch.arange(24, dtype=torch.float32).reshape(4, 6)
@@ -95,7 +95,7 @@ def put_shards(store: Any) -> dict[str, str]:
 
 
 def read_full(store: Any, key: str) -> Any:
-    """Reads a tensor from the shards of two ranks that split dimension 1."""
+    """Read a tensor from the shards of two ranks that split dimension 1."""
     import mooncake.store
 
     target = mooncake.store.ReadTarget()
@@ -121,7 +121,7 @@ def parallelism(*axes: Any) -> Any:
 
 
 def described(tensor: Any) -> dict[str, Any] | None:
-    """Returns dtype, shape and bytes of a tensor."""
+    """Return dtype, shape and bytes of a tensor."""
     import torch
 
     if tensor is None:
@@ -131,7 +131,7 @@ def described(tensor: Any) -> dict[str, Any] | None:
 
 
 def connected_store(port: int) -> Any:
-    """Returns a store that has joined the master, which may still be starting."""
+    """Return a store that has joined the master, which may still be starting."""
     from mooncake.store import MooncakeDistributedStore
 
     deadline = time.monotonic() + START_SECONDS

@@ -61,7 +61,7 @@ class RequestStatus(enum.IntEnum):
 
 
 def install() -> None:
-    """Puts the interfaces where the connector imports them from."""
+    """Put the interfaces where the connector imports them from."""
     found: dict[str, Any] = {
         "vllm.distributed.kv_transfer.kv_connector.v1.base": {
             "KVConnectorBase_V1": KVConnectorBaseV1,
@@ -81,7 +81,7 @@ def install() -> None:
 
 
 def add_module(name: str, values: dict[str, Any]) -> None:
-    """Puts values into a module, which is made with its parents where there is none."""
+    """Put values into a module, which is made with its parents where there is none."""
     parts = name.split(".")
     for length in range(1, len(parts) + 1):
         path = ".".join(parts[:length])
@@ -236,7 +236,7 @@ class Engine:
     def start_decode(
         self, request_id: str, tokens: int, params: dict[str, Any], cached: int = 0
     ) -> tuple[int, bool]:
-        """Schedules a request whose first `cached` blocks are here already."""
+        """Schedule a request whose first `cached` blocks are here already."""
         request = Request(request_id, tokens, dict(params))
         answer = self.scheduler.get_num_new_matched_tokens(request, cached * BLOCK_SIZE)
         assert answer == self.scheduler.get_num_new_matched_tokens(request, cached * BLOCK_SIZE)
@@ -249,7 +249,7 @@ class Engine:
         assert self.scheduler.request_finished(request, []) == (False, None)
 
     def mismatches(self, request_id: str, tokens: int, seed: int, cached: int = 0) -> list[str]:
-        """Names the blocks that differ from the prompt."""
+        """Name the blocks that differ from the prompt."""
         return [
             f"layer {layer}, block {index}"
             for layer in range(self.layers)
@@ -260,7 +260,7 @@ class Engine:
         ]
 
     def receive(self, request_id: str, tokens: int, seed: int) -> list[str]:
-        """Waits for a prompt, and names the blocks that differ from it."""
+        """Wait for a prompt, and name the blocks that differ from it."""
         self.until(lambda engine: request_id in engine.received)
         return self.mismatches(request_id, tokens, seed)
 
@@ -297,7 +297,7 @@ class Engine:
         }
 
     def shutdown(self) -> int:
-        """Returns the answer of the engine to a registration of the same memory: 0 if free."""
+        """Return the answer of the engine to a registration of the same memory: 0 if free."""
         regions = list(self.caches.values())
         self.connector.shutdown()
         self.connector.shutdown()
@@ -310,7 +310,7 @@ class Engine:
     # Faults
 
     def hang_in_write(self) -> None:
-        """Lets the next write move the first half of its copies, and then hang."""
+        """Let the next write move the first half of its copies, and then hang."""
         engine = self.worker.engine
 
         class Half:

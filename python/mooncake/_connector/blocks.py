@@ -72,7 +72,7 @@ def plan_copies(
     remote_addresses: Sequence[int],
     pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
 ) -> Copies:
-    """Plans the copies of blocks into the regions of a peer, one copy per run and region.
+    """Plan the copies of blocks into the regions of a peer, one copy per run and region.
 
     Args:
         regions: Regions here.

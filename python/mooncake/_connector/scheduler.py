@@ -101,7 +101,7 @@ class MooncakeConnectorScheduler:
     def request_finished(
         self, request: Any, block_ids: Sequence[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Decides about the blocks of a request that finished.
+        """Decide about the blocks of a request that finished.
 
         Args:
             request: The request.

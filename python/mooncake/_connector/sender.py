@@ -113,7 +113,7 @@ class BlockSender:
         asyncio.get_running_loop().call_at(when, self._expire, request_id, meta)
 
     def _expire(self, request_id: str, meta: SendBlockMeta) -> None:
-        """Frees the blocks of a request, unless they are claimed or were handed over."""
+        """Free the blocks of a request, unless they are claimed or were handed over."""
         is_due = meta.expire_time <= asyncio.get_running_loop().time()
         if is_due and self.requests.get(request_id) is meta:
             del self.requests[request_id]

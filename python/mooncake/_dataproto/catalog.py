@@ -202,7 +202,7 @@ class DataProtoCatalog:
             return copied(recorded)
 
     def ack_publication(self, operation_id: str) -> None:
-        """Forgets the result of a publication, which will not be repeated any more."""
+        """Forget the result of a publication, which will not be repeated any more."""
         checked_text(operation_id, "operation_id")
         with self._lock:
             self._publications.pop(operation_id, None)

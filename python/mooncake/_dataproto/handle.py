@@ -50,7 +50,7 @@ class HandleView:
         return next(iter(self.stages.values()))
 
     def require_rows(self, count: int) -> None:
-        """Refuses a handle that does not have a row for each key.
+        """Refuse a handle that does not have a row for each key.
 
         Raises:
             ValueError: It has another number of rows.

@@ -142,7 +142,7 @@ class DataProtoCatalogTransfer:
         self._delete_retired(self._catalog_call("release_read", token))
 
     def attach_results(self, output: Any, results: Sequence[Any]) -> None:
-        """Ties read results, whose memory they lend, to the object that was made of them.
+        """Tie read results, whose memory they lend, to the object that was made of them.
 
         Raises:
             AttributeError: The object cannot have attributes.
@@ -150,14 +150,14 @@ class DataProtoCatalogTransfer:
         setattr(output, _RESULTS, [*getattr(output, _RESULTS, ()), *results])
 
     def release_result(self, output: Any) -> None:
-        """Releases the results that were attached to an object; nothing if there are none."""
+        """Release the results that were attached to an object; nothing if there are none."""
         results = getattr(output, _RESULTS, None)
         if results:
             setattr(output, _RESULTS, [])
             self.discard_results(results)
 
     def discard_results(self, results: Sequence[Any], *, strict: bool = False) -> None:
-        """Releases read results. Those that cannot be released are tried again later.
+        """Release read results. Those that cannot be released are tried again later.
 
         Raises:
             RuntimeError: A result could not be released, and `strict` is set.
@@ -180,7 +180,7 @@ class DataProtoCatalogTransfer:
         self._delete_retired(self._catalog_call("remove", partition, keys))
 
     def drain(self) -> None:
-        """Delivers what is pending, empties the catalog for good, and deletes all fragments.
+        """Deliver what is pending, empty the catalog for good, and delete all fragments.
 
         Raises:
             RuntimeError: A publication cannot be delivered, a read has not ended, or a fragment
@@ -194,7 +194,7 @@ class DataProtoCatalogTransfer:
             self._drain_once()
 
     def close(self) -> None:
-        """Delivers and releases what is pending.
+        """Deliver and release what is pending.
 
         Raises:
             RuntimeError: A publication cannot be delivered, or a result not be released.

@@ -35,12 +35,12 @@ class Collectives:
         raise NotImplementedError
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> MooncakeWork:
-        """Reduces one tensor over all ranks, in place."""
+        """Reduce one tensor over all ranks, in place."""
         tensor = _single(tensors, "allreduce")
         return self._reduction("allreduce", tensor, opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
-        """Reduces each tensor over all ranks, in place."""
+        """Reduce each tensor over all ranks, in place."""
         return self._together([self.allreduce([tensor], opts) for tensor in tensors])
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> MooncakeWork:
@@ -56,7 +56,7 @@ class Collectives:
         return self._begun(completion, [memory], [tensor], opts)
 
     def reduce(self, tensors: Tensors, opts: Any = None) -> MooncakeWork:
-        """Reduces one tensor over all ranks, in place at the root."""
+        """Reduce one tensor over all ranks, in place at the root."""
         tensor = _single(tensors, "reduce")
         return self._reduction("reduce", tensor, opts, (self._root(opts, "reduce"),))
 
@@ -84,7 +84,7 @@ class Collectives:
     def allgather(
         self, outputs: Sequence[Tensors], tensors: Tensors, opts: Any = None
     ) -> MooncakeWork:
-        """Gathers one tensor of each rank at all ranks; slots without a rank stay untouched."""
+        """Gather one tensor of each rank at all ranks; slots without a rank stay untouched."""
         source = _single(tensors, "allgather")
         wanted = _single_list(outputs, "allgather")
         self._check_count(len(wanted), "allgather", "output tensors")
@@ -107,7 +107,7 @@ class Collectives:
     def allgather_coalesced(
         self, outputs: Sequence[Tensors], tensors: Tensors, opts: Any = None
     ) -> Any:
-        """Gathers each tensor: `outputs[rank][i]` belongs to `tensors[i]` of that rank."""
+        """Gather each tensor: `outputs[rank][i]` belongs to `tensors[i]` of that rank."""
         for row in outputs:
             if len(row) != len(tensors):
                 raise ValueError(
@@ -124,7 +124,7 @@ class Collectives:
     def all_gather_single(
         self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None
     ) -> MooncakeWork:
-        """Gathers one tensor of each rank into one tensor, in the order of ranks."""
+        """Gather one tensor of each rank into one tensor, in the order of ranks."""
         check_same([output], tensor.dtype, "all_gather_single")
         count = self._part_count(output, tensor, "all_gather_single: the output", "the input")
         if self._pending.collectives:
@@ -140,14 +140,14 @@ class Collectives:
     def all_gather_single_coalesced(
         self, outputs: Tensors, tensors: Tensors, opts: Any = None
     ) -> Any:
-        """Gathers each tensor into its own output."""
+        """Gather each tensor into its own output."""
         pairs = zip(outputs, tensors, strict=True)
         return self._together([self.all_gather_single(out, own, opts) for out, own in pairs])
 
     def reduce_scatter(
         self, outputs: Tensors, tensors: Sequence[Tensors], opts: Any = None
     ) -> MooncakeWork:
-        """Reduces a list of tensors over all ranks; each rank gets that of its place."""
+        """Reduce a list of tensors over all ranks; each rank gets that of its place."""
         output = _single(outputs, "reduce_scatter")
         sources = _single_list(tensors, "reduce_scatter")
         self._check_count(len(sources), "reduce_scatter", "input tensors")
@@ -174,7 +174,7 @@ class Collectives:
     def reduce_scatter_single(
         self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None
     ) -> MooncakeWork:
-        """Reduces one tensor over all ranks; each rank gets the part of its place."""
+        """Reduce one tensor over all ranks; each rank gets the part of its place."""
         check_same([tensor], output.dtype, "reduce_scatter_single")
         operation = _operation(opts)
         code, kind = reduction_codes(operation, output.dtype)
@@ -199,7 +199,7 @@ class Collectives:
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, tensors: Tensors, opts: Any = None
     ) -> Any:
-        """Reduces each tensor into its own output."""
+        """Reduce each tensor into its own output."""
         pairs = zip(outputs, tensors, strict=True)
         return self._together([self.reduce_scatter_single(out, own, opts) for out, own in pairs])
 
@@ -251,7 +251,7 @@ class Collectives:
     def gather(
         self, outputs: Sequence[Tensors], tensors: Tensors, opts: Any = None
     ) -> MooncakeWork:
-        """Gathers one tensor of each rank at the root, which alone passes outputs."""
+        """Gather one tensor of each rank at the root, which alone passes outputs."""
         source = _single(tensors, "gather")
         root = self._root(opts, "gather")
         wanted: Tensors = []
@@ -311,7 +311,7 @@ class Collectives:
         return self._message(completion, [], [], [source])
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> MooncakeWork:
-        """Receives a tensor from a rank."""
+        """Receive a tensor from a rank."""
         tensor = _single(tensors, "recv")
         memory = write_to(tensor, keeps_content=True)
         source = None if src < 0 else src
@@ -319,7 +319,7 @@ class Collectives:
         return self._message(completion, [memory], [tensor])
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> MooncakeWork:
-        """Receives a tensor from whichever rank sends one; `source_rank` tells which."""
+        """Receive a tensor from whichever rank sends one; `source_rank` tells which."""
         return self.recv(tensors, -1, tag)
 
     def rank(self) -> int:
@@ -383,7 +383,7 @@ class Collectives:
         self._pending.await_overlapping(uses_of(tensors))
 
     def _begin(self, operation: str, *arguments: Any) -> Any:
-        """Begins an operation of the native group, and returns its completion.
+        """Begin an operation of the native group, and return its completion.
 
         Raises:
             DistBackendError: This rank is no member of the group any more, or the group is closed.

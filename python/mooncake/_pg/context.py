@@ -43,7 +43,7 @@ class ProcessContext:
         self._groups.add(group)
 
     def remove(self, group: Any) -> None:
-        """Forgets a group, and closes the context with the last one."""
+        """Forget a group, and close the context with the last one."""
         global _current
         self._groups.discard(group)
         with _lock:

@@ -201,7 +201,7 @@ class MooncakeProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc
             self.shutdown()
 
     def _attach_mirror(self) -> None:
-        """Lets the native side write each new view into the tensor of active ranks."""
+        """Let the native side write each new view into the tensor of active ranks."""
         capacity = self._settings.max_group_size
         if self._mirror is None:
             self._mirror = torch.zeros(capacity, dtype=torch.int32, device=self._devices[0])
@@ -215,7 +215,7 @@ class MooncakeProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc
         self.refresh_mirror()
 
     def refresh_mirror(self) -> None:
-        """Brings a mirror in the memory of a GPU up to date; works do so when they end."""
+        """Bring a mirror in the memory of a GPU up to date; works do so when they end."""
         host, mirror = self._host_mirror, self._mirror
         if host is not None and mirror is not None and mirror is not host:
             mirror[: host.numel()].copy_(host)

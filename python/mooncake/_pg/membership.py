@@ -199,7 +199,7 @@ def metrics_text() -> str:
 
 
 def sync_after_failure(backend: Any) -> SyncAfterFailureResponse:
-    """Agrees with the other members on who was lost; for groups that do not do so themselves."""
+    """Agree with the other members on who was lost; for groups that do not do so themselves."""
     group = _group(backend)
     is_reconciled = group._native_group().sync_after_failure(process_settings.change_limit_s)
     group.refresh_mirror()

@@ -48,7 +48,7 @@ class HostMemory:
         return True
 
     def join(self) -> None:
-        """Lets the current stream of this thread wait for the copy that `store` has begun."""
+        """Let the current stream of this thread wait for the copy that `store` has begun."""
         if self._staging is not None:
             self._staging.join()
 
@@ -194,6 +194,6 @@ class Staging:
         self.join()
 
     def join(self) -> None:
-        """Lets the current stream wait for the copy back."""
+        """Let the current stream wait for the copy back."""
         if self._event is not None:
             torch.cuda.current_stream(self._device).wait_event(self._event)

@@ -333,7 +333,7 @@ class PendingWorks:
         self.recent: deque[Any] | None = deque(maxlen=256) if _TORCH < (2, 7) else None
 
     def clean(self, work: MooncakeWork) -> None:
-        """Lets go of operations that have ended; holds a new work where torch would forget it."""
+        """Let go of operations that have ended; hold a new work where torch would forget it."""
         self.remember(work)
         if self.collectives:
             self._store_done()
@@ -352,7 +352,7 @@ class PendingWorks:
                 work.settle()
 
     def close(self) -> None:
-        """Lets go of all works; their operations have failed."""
+        """Let go of all works; their operations have failed."""
         self.collectives.clear()
         self.stalled = None
 

@@ -29,7 +29,7 @@ class BrokenOffError(Exception):
 async def serve_lifespan(
     receive: Receive, send: Send, life: AbstractAsyncContextManager[None]
 ) -> None:
-    """Enters a context when the server starts, and leaves it when the server stops."""
+    """Enter a context when the server starts, and leave it when the server stops."""
     await receive()
     try:
         await life.__aenter__()
@@ -43,7 +43,7 @@ async def serve_lifespan(
 
 
 async def serve_http(proxy: Proxy, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers a request.
+    """Answer a request.
 
     Raises:
         BrokenOffError: The answer broke off after its head was sent.
@@ -97,7 +97,7 @@ async def respond(proxy: Proxy, path: str, request: Any) -> ProxyResponse:
 async def _answer(
     proxy: Proxy, head: Head, body: bytes, receive: Receive, response: _AsgiResponse
 ) -> None:
-    """Answers a request until the client hangs up.
+    """Answer a request until the client hangs up.
 
     Raises:
         BrokenOffError: The answer broke off after its head was sent.

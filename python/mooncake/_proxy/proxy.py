@@ -54,7 +54,7 @@ class Proxy:
     async def request(
         self, path: str, body: Mapping[str, Any], authorization: str | None
     ) -> AsyncIterator[Reply]:
-        """Prefills and decodes a request, and gives the answer as soon as it begins.
+        """Prefill and decode a request, and give the answer as soon as it begins.
 
         A server that fails before the first byte of the answer is replaced by another one. When
         the block ends, by an exception or by cancellation, the calls to the servers end too.
@@ -107,7 +107,7 @@ class Proxy:
     async def _prefilled(
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
     ) -> dict[str, Any]:
-        """Lets a server fill the cache, and returns the body for a decode server."""
+        """Let a server fill the cache, and return the body for a decode server."""
         last = "none is up"
         for backend in self.prefill.candidates():
             # A transfer is fetched once, so that each repetition has a name of its own.

@@ -42,7 +42,7 @@ class ResponseWriter(Protocol):
 
 
 async def answer(proxy: Proxy, head: Head, body: bytes, response: ResponseWriter) -> bool:
-    """Answers a request; returns whether the answer is whole."""
+    """Answer a request; return whether the answer is whole."""
     if head.path in _COMPLETIONS:
         if head.method != "POST":
             return await send_error(response, 405, "use POST")

@@ -26,47 +26,47 @@ class AiohttpHandlers:
         raise NotImplementedError
 
     async def handle_put(self, request: Any) -> Any:
-        """Answers as ``PUT /api/put``."""
+        """Answer as ``PUT /api/put``."""
         return await self._handle(request, "PUT", "/api/put")
 
     async def handle_get(self, request: Any) -> Any:
-        """Answers as ``GET /api/get/{key}``."""
+        """Answer as ``GET /api/get/{key}``."""
         return await self._handle(request, "GET", f"/api/get/{_key(request)}")
 
     async def handle_exist(self, request: Any) -> Any:
-        """Answers as ``GET /api/exist/{key}``."""
+        """Answer as ``GET /api/exist/{key}``."""
         return await self._handle(request, "GET", f"/api/exist/{_key(request)}")
 
     async def handle_remove(self, request: Any) -> Any:
-        """Answers as ``DELETE /api/remove/{key}``."""
+        """Answer as ``DELETE /api/remove/{key}``."""
         return await self._handle(request, "DELETE", f"/api/remove/{_key(request)}")
 
     async def handle_remove_all(self, request: Any) -> Any:
-        """Answers as ``DELETE /api/remove_all``."""
+        """Answer as ``DELETE /api/remove_all``."""
         return await self._handle(request, "DELETE", "/api/remove_all")
 
     async def handle_mount(self, request: Any) -> Any:
-        """Answers as ``POST /api/mount``."""
+        """Answer as ``POST /api/mount``."""
         return await self._handle(request, "POST", "/api/mount")
 
     async def handle_unmount(self, request: Any) -> Any:
-        """Answers as ``POST /api/unmount``."""
+        """Answer as ``POST /api/unmount``."""
         return await self._handle(request, "POST", "/api/unmount")
 
     async def handle_mount_shm(self, request: Any) -> Any:
-        """Answers as ``POST /api/mount_shm``."""
+        """Answer as ``POST /api/mount_shm``."""
         return await self._handle(request, "POST", "/api/mount_shm")
 
     async def handle_unmount_shm(self, request: Any) -> Any:
-        """Answers as ``POST /api/unmount_shm``."""
+        """Answer as ``POST /api/unmount_shm``."""
         return await self._handle(request, "POST", "/api/unmount_shm")
 
     async def handle_reconfigure(self, request: Any) -> Any:
-        """Answers as ``POST /api/reconfigure``."""
+        """Answer as ``POST /api/reconfigure``."""
         return await self._handle(request, "POST", "/api/reconfigure")
 
     async def handle_unmount_local_disk(self, request: Any) -> Any:
-        """Answers as ``POST /api/unmount_local_disk``."""
+        """Answer as ``POST /api/unmount_local_disk``."""
         return await self._handle(request, "POST", "/api/unmount_local_disk")
 
     async def _handle(self, request: Any, method: str, path: str) -> Any:

@@ -107,7 +107,7 @@ def require_sha256(value: object, name: str) -> str:
 
 
 def require_distinct(values: Sequence[object], name: str) -> None:
-    """Refuses a sequence that contains a value twice."""
+    """Refuse a sequence that contains a value twice."""
     seen = set()
     for value in values:
         if value in seen:

@@ -190,7 +190,7 @@ class ReplicateConfig:
 
     @property
     def nof_replica_num(self) -> int:
-        """Copies on NVMe over fabrics."""
+        """The number of copies on NVMe over fabrics."""
         return self._nof_replica_num
 
     @nof_replica_num.setter
@@ -199,7 +199,7 @@ class ReplicateConfig:
 
     @property
     def dfs_replica_num(self) -> int:
-        """Copies on a distributed file system."""
+        """The number of copies on a distributed file system."""
         return self._dfs_replica_num
 
     @dfs_replica_num.setter

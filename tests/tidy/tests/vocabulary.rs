@@ -44,6 +44,24 @@ const RETIRED_NAMES: &[(&str, &str)] = &[
 /// Words and phrases that no text needs, in lower case.
 const RETIRED_WORDS: &str = r"\b(vigil|abreast|attic|lean doors?|whoever|by the leave of|established (engine|implementation|package|client|server|master|names?))\b";
 
+/// Plurals with which the docstring of a property or a fixture begins; other words with this ending
+/// are taken for verbs in the third person.
+const PLURAL_NOUNS: &[&str] = &[
+    "Address",
+    "Addresses",
+    "Bytes",
+    "Details",
+    "Keys",
+    "Masters",
+    "Outcomes",
+    "Pieces",
+    "Prometheus",
+    "Ranks",
+    "Rows",
+    "Settings",
+    "Tokens",
+];
+
 /// A string literal that ends on its line.
 static STRING: LazyLock<Regex> = LazyLock::new(|| regex(r#""(\\.|[^"\\])*""#));
 
@@ -107,6 +125,44 @@ fn test_names_are_short_claims() {
         }
     }
     report("names of tests that are no claims of at most 60 characters", &found);
+}
+
+#[test]
+fn docstrings_of_functions_are_imperative() {
+    let mut found = Vec::new();
+    for file in own_files().iter().filter(|file| file.is("py") || file.is("pyi")) {
+        found.extend(third_person_docstrings(file));
+    }
+    report("docstrings of functions in the third person", &found);
+}
+
+#[test]
+fn third_person_is_found_below_functions_only() {
+    let text = "class A(B):\n    \"\"\"Reads.\"\"\"\n\n    def a(\n        self,\n    ) -> str:\n        \
+                \"\"\"Returns it.\"\"\"\n\n    def b(self):\n        \"\"\"Keys of b.\"\"\"\n\n    \
+                async def c(self):\n        \"\"\"Return it.\"\"\"\n";
+    let file = File { path: "a.py".into(), text: text.into() };
+    assert_eq!(third_person_docstrings(&file), ["a.py:7: Returns"]);
+}
+
+/// Finds docstrings that say what a function does instead of what it shall do. Those of classes
+/// and modules describe a thing.
+fn third_person_docstrings(file: &File) -> Vec<String> {
+    let definition = regex(r"^\s*(async def|def|class) ");
+    let docstring = regex(r#"^\s+"""([A-Z][a-z]+s)\b"#);
+    let (mut is_function, mut found) = (false, Vec::new());
+    for (number, line) in file.code_lines() {
+        if let Some(parts) = definition.captures(line) {
+            is_function = &parts[1] != "class";
+        }
+        if let (true, Some(parts)) = (is_function, docstring.captures(line)) {
+            let word = &parts[1];
+            if !PLURAL_NOUNS.contains(&word) {
+                found.push(format!("{}:{number}: {word}", file.path));
+            }
+        }
+    }
+    found
 }
 
 #[test]

@@ -79,7 +79,7 @@ class RuntimeBindingManifest(ResourceManifest, Protocol):
 def validate_resource_binding_identity(
     placement: PlacementManifest, binding: RuntimeBindingManifest
 ) -> None:
-    """Refuses a binding that was made for another resource or placement.
+    """Refuse a binding that was made for another resource or placement.
 
     Raises:
         ValueError: The kind, the resource, the placement's id or its digest differ.

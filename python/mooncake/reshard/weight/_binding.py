@@ -80,7 +80,7 @@ class WeightRuntimeBindingManifest:
 def validate_runtime_binding(
     placement: WeightPlacementManifest, binding: WeightRuntimeBindingManifest
 ) -> None:
-    """Refuses a binding that does not fit its participant's part of a placement.
+    """Refuse a binding that does not fit its participant's part of a placement.
 
     Raises:
         ValueError: The binding is for another placement, lacks a fragment or has one that the
@@ -95,7 +95,7 @@ def validate_runtime_binding(
 
 
 def validate_runtime_bindings(placement: WeightPlacementManifest, bindings: object) -> None:
-    """Refuses bindings that do not bind each participant with fragments once.
+    """Refuse bindings that do not bind each participant with fragments once.
 
     Raises:
         ValueError: As `validate_runtime_binding`, a participant with fragments is missing or
@@ -147,7 +147,7 @@ def _require_placement(placement: object) -> None:
 
 
 def _validate_storages(group: list[RuntimeBindingFragment]) -> None:
-    """Refuses storages that overlap: views name the same storage, or disjoint ones."""
+    """Refuse storages that overlap: views name the same storage, or disjoint ones."""
     storages = sorted({(memory.storage_address, memory.storage_nbytes) for memory in group})
     for (start, size), (after, other) in pairwise(storages):
         if start + size > after:
@@ -214,7 +214,7 @@ def _validate_memory_fits(
 def _validate_memory_is_disjoint(
     group: list[_BoundFragment], tensors: dict[TensorId, TensorDescriptor]
 ) -> None:
-    """Refuses shared memory, except of aliases that are equal in all but the tensor's id."""
+    """Refuse shared memory, except of aliases that are equal in all but the tensor's id."""
     group.sort(key=lambda bound: bound.memory.address)
     end, last = 0, None
     for bound in group:

@@ -36,7 +36,7 @@ Fragments: TypeAlias = Sequence[PlacementFragment]
 
 
 def validate_fragments(tensors: Mapping[TensorId, TensorDescriptor], fragments: Fragments) -> None:
-    """Refuses fragments of unknown tensors, of a wrong size, or that overlap on one rank."""
+    """Refuse fragments of unknown tensors, of a wrong size, or that overlap on one rank."""
     held = defaultdict(list)
     for fragment in fragments:
         tensor = tensors.get(fragment.tensor_id)
@@ -63,7 +63,7 @@ def validate_fragments(tensors: Mapping[TensorId, TensorDescriptor], fragments: 
 def validate_complete_placement(
     tensors: Mapping[TensorId, TensorDescriptor], fragments: Fragments, topology: ParallelTopology
 ) -> None:
-    """Refuses a placement in which a tensor lacks a part, a replica or a declared axis."""
+    """Refuse a placement in which a tensor lacks a part, a replica or a declared axis."""
     if not tensors:
         raise ValueError("a placement must contain tensors")
     held: dict[TensorId, list[PlacementFragment]] = defaultdict(list)
@@ -102,7 +102,7 @@ def _validate_alias_groups(
 def _validate_undeclared_axes(
     tensor: TensorDescriptor, fragments: Fragments, topology: ParallelTopology
 ) -> None:
-    """Refuses a tensor that says nothing about an axis with more than one rank.
+    """Refuse a tensor that says nothing about an axis with more than one rank.
 
     Expert and tensor parallelism may overlay each other: one of them may stay undeclared where
     the coordinates on the declared axes determine the coordinate on it.
@@ -137,7 +137,7 @@ def _validate_undeclared_axes(
 def _validate_replicas(
     tensor: TensorDescriptor, fragments: Fragments, topology: ParallelTopology
 ) -> None:
-    """Refuses an owner without all of its replicas, and a replica without all of its parts."""
+    """Refuse an owner without all of its replicas, and a replica without all of its parts."""
     owner_kinds = tensor.axis_kinds(OwnershipAxis)
     replica_kinds = tensor.axis_kinds(ReplicatedAxis)
     owners: dict[Coordinates, dict[Coordinates, list[PlacementFragment]]] = defaultdict(

@@ -172,7 +172,7 @@ class LogicalTransferPlan:
         )
 
     def validate_source_manifest_snapshot(self) -> None:
-        """Refuses a plan whose stored source is no longer what the plan was made from.
+        """Refuse a plan whose stored source is no longer what the plan was made from.
 
         Raises:
             ValueError: The content of the manifest has changed.
@@ -187,7 +187,7 @@ class LogicalTransferPlan:
             )
 
     def validate_source_placement_snapshot(self) -> None:
-        """Refuses a plan with an operation whose source is not in the source placement.
+        """Refuse a plan with an operation whose source is not in the source placement.
 
         Raises:
             ValueError: There is one.
@@ -209,7 +209,7 @@ class LogicalTransferPlan:
                 )
 
     def _validate_parts(self) -> None:
-        """Refuses parts of other classes, and a plan without one source."""
+        """Refuse parts of other classes, and a plan without one source."""
         label = "logical transfer plan identifiers must not be empty:"
         require_text(self.resource_id, f"{label} resource_id")
         require_text(self.revision, f"{label} revision")
@@ -354,7 +354,7 @@ def executors_of(
 
 
 def validate_limits(operations: Sequence[LogicalTransferOperation], limits: PlanningLimits) -> None:
-    """Refuses operations beyond the limits of a plan."""
+    """Refuse operations beyond the limits of a plan."""
     check_limit(len(operations), "max_transfer_regions", limits)
     total = 0
     for operation in operations:
@@ -364,7 +364,7 @@ def validate_limits(operations: Sequence[LogicalTransferOperation], limits: Plan
 
 
 def check_limit(count: int, name: str, limits: PlanningLimits) -> None:
-    """Refuses a count above one of the limits."""
+    """Refuse a count above one of the limits."""
     limit = getattr(limits, name)
     if count > limit:
         raise ValueError(f"the plan exceeds the planning limit {name}: {count} > {limit}")
@@ -377,7 +377,7 @@ def _require_class(value: object, wanted: type, name: str) -> None:
 
 
 def _require_stage(value: object, name: str, *, is_optional: bool) -> None:
-    """Refuses a coordinate or a stage that is no integer from 0 on."""
+    """Refuse a coordinate or a stage that is no integer from 0 on."""
     if value is None and is_optional:
         return
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:

@@ -31,7 +31,7 @@ def plan_placement_transfer(
     *,
     planning_limits: PlanningLimits | None = None,
 ) -> LogicalTransferPlan:
-    """Plans how all participants of a target placement get their weights from a source placement.
+    """Plan how all participants of a target placement get their weights from a source placement.
 
     Targets are spread over the data-parallel replicas of the source by their own dp rank.
 
@@ -54,7 +54,7 @@ def plan_placement_transfer_to_local_target(
     *,
     planning_limits: PlanningLimits | None = None,
 ) -> LogicalTransferPlan:
-    """Plans how one participant of a target placement gets its weights from a source placement.
+    """Plan how one participant of a target placement gets its weights from a source placement.
 
     `target_participant_id` may be left out if the target has one participant.
 
@@ -79,7 +79,7 @@ def plan_stored_transfer_to_target_placement(
     *,
     planning_limits: PlanningLimits | None = None,
 ) -> LogicalTransferPlan:
-    """Plans how all participants of a target placement get their weights from a store.
+    """Plan how all participants of a target placement get their weights from a store.
 
     Raises:
         ValueError: As `plan_placement_transfer`.
@@ -175,7 +175,7 @@ def _validate_same_weights(
 def _validate_tensors(
     source: Sequence[TensorDescriptor], target: Sequence[TensorDescriptor], *, is_complete: bool
 ) -> None:
-    """Refuses tensors that the source lacks or describes differently.
+    """Refuse tensors that the source lacks or describes differently.
 
     The target of all participants must also have each tensor of the source.
     """

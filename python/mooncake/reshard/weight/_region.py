@@ -140,7 +140,7 @@ class TransferRegion(Generic[_Source, _Target]):
         return _only_stride(self.target_strides)
 
     def validate_bounds(self) -> None:
-        """Refuses a region that leaves its fragments, or whose loops do not copy its box.
+        """Refuse a region that leaves its fragments, or whose loops do not copy its box.
 
         Raises:
             ValueError: It does.
@@ -191,7 +191,7 @@ class TransferRegion(Generic[_Source, _Target]):
 
 
 def _require_positive(value: object, name: str) -> None:
-    """Refuses a limit that allows nothing."""
+    """Refuse a limit that allows nothing."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(
             f"planning limit {name} must be a positive integer, at least 1: {name}={value!r}"

@@ -241,7 +241,7 @@ _FRAGMENT_FIELDS = frozenset(StoredFragment.__dataclass_fields__)
 def _validate_aliases(
     tensors: Mapping[TensorId, TensorDescriptor], fragments: Iterable[StoredFragment]
 ) -> None:
-    """Refuses aliases with another description, or without a fragment of the same box."""
+    """Refuse aliases with another description, or without a fragment of the same box."""
     boxes: dict[object, set[TensorId]] = defaultdict(set)
     for fragment in fragments:
         for alias in fragment.aliases:

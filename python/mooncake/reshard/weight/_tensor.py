@@ -224,7 +224,7 @@ def checked_aliases(aliases: object, tensor_id: TensorId) -> tuple[TensorId, ...
 
 
 def validate_fragment_geometry(tensor: TensorDescriptor, fragment: TensorPart) -> None:
-    """Refuses a fragment that is not a box of the tensor, or has another size than its box."""
+    """Refuse a fragment that is not a box of the tensor, or has another size than its box."""
     check_geometry(
         tensor,
         fragment.fragment_id,
@@ -241,7 +241,7 @@ def check_geometry(
     local_shape: tuple[int, ...],
     nbytes: int,
 ) -> None:
-    """Refuses a box that is not in the tensor, or has another size than `nbytes`."""
+    """Refuse a box that is not in the tensor, or has another size than `nbytes`."""
     named = f"tensor_id={tensor.tensor_id} fragment_id={fragment_id}"
     dims = len(tensor.global_shape)
     if len(global_offset) != dims or len(local_shape) != dims:

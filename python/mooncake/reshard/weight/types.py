@@ -50,7 +50,7 @@ def require_manifest_items(value: object, name: str, item_type: type[_Item]) -> 
 
 
 def require_sha256_digest(value: object, name: str) -> None:
-    """Refuses text that is not a SHA-256 digest in lower case.
+    """Refuse text that is not a SHA-256 digest in lower case.
 
     Raises:
         ValueError: It is not.
@@ -66,7 +66,7 @@ def validate_fragment_geometry(
     local_shape: tuple[int, ...],
     nbytes: int,
 ) -> None:
-    """Refuses a fragment that is not a box of the tensor, or has another size than its box.
+    """Refuse a fragment that is not a box of the tensor, or has another size than its box.
 
     Raises:
         ValueError: It is not.
