@@ -5,14 +5,17 @@ use mooncake_base::ErrorCode;
 use mooncake_proto::v1::{self, response::Call};
 
 /// Bytes of the texts and values of all failures in a reply that are sent in full. Short ones have
-/// at most 80 bytes: those of the largest batch take 10 of the 16 MiB of a frame.
+/// at most 96 bytes: those of the largest batch take 12 of the 16 MiB of a frame.
 const FULL_BYTES_MAX: usize = 3 << 20;
 
-/// The name of the value by which clients know when to try again.
-const RETRY_AFTER: &str = "retry_after_ms";
+/// The names of the values by which clients decide when to try again.
+const KEPT_DETAILS: [&str; 2] = ["retry_after_ms", "moving_objects"];
+
+/// The length of a value that short failures keep, in digits.
+const KEPT_VALUE_BYTES_MAX: usize = 12;
 
 /// Shortens the failures of a reply: the first ones stay as they are, later ones name the code and
-/// when to try again.
+/// keep the values by which clients decide when to try again.
 pub(super) fn shorten(reply: &mut Call) {
     let mut left = FULL_BYTES_MAX;
     let mut visit = |failure: &mut v1::Failure| {
@@ -82,39 +85,58 @@ fn text_bytes(failure: &v1::Failure) -> usize {
 
 fn shorten_failure(failure: &mut v1::Failure) {
     let code = ErrorCode::from_number(failure.code).unwrap_or(ErrorCode::INTERNAL_ERROR);
-    let mut message = code.name().to_owned();
-    let retry = failure.context.iter().find(|value| value.name == RETRY_AFTER);
-    if let Some(retry) = retry.filter(|retry| retry.value.len() <= 20) {
-        message.push_str(&format!(" {RETRY_AFTER}={}", retry.value));
-    }
-    failure.message = message;
-    failure.context = Vec::new();
+    code.name().clone_into(&mut failure.message);
+    failure.context.retain(|detail| {
+        KEPT_DETAILS.contains(&&*detail.name) && detail.value.len() <= KEPT_VALUE_BYTES_MAX
+    });
 }
 
 #[cfg(test)]
 mod tests {
     use mooncake_base::Error;
+    use mooncake_proto::native_frame::FRAME_BYTES_MAX;
+    use prost::Message;
 
     use super::*;
+    use crate::service::BATCH_ITEMS_MAX;
 
-    #[test]
-    fn late_failures_keep_code_and_retry_time() {
-        let error = Error::new(ErrorCode::NO_AVAILABLE_HANDLE, "no memory")
-            .with("text", "x".repeat(1 << 20))
-            .with(RETRY_AFTER, 77);
-        let unfinished_put = Some(v1::UnfinishedPut { version: 3, request_id: 4, item: 5 });
-        let failure = v1::Failure { unfinished_put, ..v1::Failure::from(&error) };
-        let results = vec![v1::ItemResult { failure: Some(failure.clone()) }; 4];
+    /// Returns the failures of a reply with as many failed items, shortened.
+    fn shortened(failure: &v1::Failure, count: usize) -> Vec<v1::Failure> {
+        let results = vec![v1::ItemResult { failure: Some(failure.clone()) }; count];
         let mut reply = Call::Remove(v1::RemoveResponse { results });
         shorten(&mut reply);
         let Call::Remove(reply) = reply else { panic!("a removal") };
-        let found: Vec<_> = reply.results.into_iter().map(|item| item.failure.unwrap()).collect();
+        reply.results.into_iter().map(|item| item.failure.unwrap()).collect()
+    }
+
+    #[test]
+    fn late_failures_keep_code_and_retry_values() {
+        let full = || Error::new(ErrorCode::NO_AVAILABLE_HANDLE, "no memory");
+        let with_retry = |error: Error| error.with("moving_objects", 5).with("retry_after_ms", 77);
+        let unfinished_put = Some(v1::UnfinishedPut { version: 3, request_id: 4, item: 5 });
+        let error = with_retry(full().with("text", "x".repeat(1 << 20)));
+        let failure = v1::Failure { unfinished_put, ..v1::Failure::from(&error) };
+        let found = shortened(&failure, 4);
         assert_eq!(found[0], failure, "the first is whole");
         let short = v1::Failure {
-            message: "NO_AVAILABLE_HANDLE retry_after_ms=77".to_owned(),
-            context: vec![],
+            message: "NO_AVAILABLE_HANDLE".to_owned(),
+            context: v1::Failure::from(&with_retry(full())).context,
             ..failure
         };
         assert_eq!(found[3], short);
+    }
+
+    #[test]
+    fn largest_batch_of_failures_fits_a_frame() {
+        let longest = "9".repeat(KEPT_VALUE_BYTES_MAX);
+        let error = Error::new(ErrorCode::NO_AVAILABLE_HANDLE, "x".repeat(1000));
+        let error = KEPT_DETAILS.iter().fold(error, |error, name| error.with(name, &longest));
+        let failures =
+            (0..).zip(shortened(&(&error).into(), BATCH_ITEMS_MAX)).map(|(item, failure)| {
+                assert_eq!(failure.context.len(), KEPT_DETAILS.len());
+                v1::ItemFailure { item, failure: Some(failure) }
+            });
+        let columns = v1::DoneColumns { failures: failures.collect(), ..Default::default() };
+        assert!(columns.encoded_len() <= FRAME_BYTES_MAX - (1 << 20));
     }
 }
