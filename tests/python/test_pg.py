@@ -13,6 +13,7 @@ import numpy
 import pytest
 import torch
 import torch.distributed as dist
+from forked_programs import Program, interpreter
 
 from mooncake import pg
 from mooncake._pg import context
@@ -70,14 +71,9 @@ class Ranks:
     def start(self, rank, *extra):
         scenario, size, port = self.arguments
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, RANKS, scenario, str(rank), str(size), str(port), *extra]
-        self.launch(rank, [str(part) for part in command], environment)
+        command = [RANKS, scenario, rank, size, port, *extra]
+        self.processes[rank] = Program(command, environment)
         return self
-
-    def launch(self, rank, command, environment):
-        self.processes[rank] = subprocess.Popen(
-            command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
 
     def check(self, rank, code=0):
         output, errors = self.processes[rank].communicate(timeout=LIMIT_S)
@@ -90,14 +86,15 @@ class Ranks:
     def __exit__(self, *_):
         for process in self.processes.values():
             process.kill()
-            process.communicate()
+            process.communicate(timeout=LIMIT_S)
 
 
 class Snippets(Ranks):
     """Processes that run source text, with the environment that `torchrun` makes."""
 
-    def __init__(self, port, size=4):
+    def __init__(self, port, size=4, launch=Program):
         super().__init__(None, size, port)
+        self.launch = launch
 
     def start(self, rank, source):
         environment = {
@@ -109,7 +106,7 @@ class Snippets(Ranks):
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RESTART_COUNT": "0",  # Torch 2.4 reads it.
         }
-        self.launch(rank, [sys.executable, "-c", source], environment)
+        self.processes[rank] = self.launch(["-c", source], environment)
         return self
 
     def kill(self, rank):
@@ -120,9 +117,36 @@ class Snippets(Ranks):
         self.check(rank, -signal.SIGKILL)
 
 
+@pytest.mark.parametrize("launch", [Program, interpreter])
+def test_programs_of_tests_start_and_end_as_a_users(launch):
+    source = """
+import atexit, os, sys, threading
+class Last:
+    def __del__(self):
+        print("last", flush=True)
+atexit.register(print, "at exit", flush=True)
+last = Last()
+print(sys.argv, os.environ["GIVEN"], "PATH" in os.environ, threading.active_count(), __name__)
+print("mooncake" in sys.modules, sys.path[:2], input(), flush=True)
+raise ValueError("wrong")
+"""
+    given = {"GIVEN": "a value", "PYTHONPATH": "/a/folder"}
+    program = launch(["-c", source, "one"], given)
+    program.stdin.write("a line\n")
+    output, errors = program.communicate(timeout=50)
+    assert output.splitlines() == [
+        "['-c', 'one'] a value False 1 __main__",
+        "False ['', '/a/folder'] a line",
+        "at exit",
+        "last",
+    ]
+    assert errors.endswith("ValueError: wrong\n")
+    assert program.returncode == 1
+
+
 @pytest.mark.timeout(LIMIT_S + 20)
 def test_guide_starts_four_ranks(store):
-    with Snippets(store.port) as ranks:
+    with Snippets(store.port, launch=interpreter) as ranks:
         for rank in range(4):
             ranks.start(rank, START)
         for rank in range(4):
@@ -135,10 +159,15 @@ def test_guide_goes_on_after_a_kill(store):
         for rank in range(4):
             ranks.start(rank, LOSE)
         ranks.kill(2)
+        sums = {}
         for rank in (0, 1, 3):
             output = ranks.processes[rank].stdout
             assert output.readline().startswith(f"rank {rank} is process ")
-            assert re.fullmatch(r"step \d+: lost \[2\], the sum is 3\n", output.readline())
+            line = output.readline()
+            lost = re.fullmatch(r"step (\d+): lost \[2\], the sum is ([34])\n", line)
+            assert lost, line
+            # 4 if all had the data of the killed rank.
+            assert sums.setdefault(lost[1], lost[2]) == lost[2]
         # The program goes on for a minute: the test ends the processes.
 
 

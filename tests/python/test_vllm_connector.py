@@ -23,6 +23,7 @@ zmq = pytest.importorskip("zmq")
 torch = pytest.importorskip("torch")
 
 import vllm_interface as vllm  # noqa: E402
+from forked_programs import Program  # noqa: E402
 from upstream_package import run, upstream_python  # noqa: E402
 
 from mooncake import mooncake_connector_v1 as connector_v1  # noqa: E402
@@ -35,8 +36,8 @@ EXPIRY = "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"
 def free_ports(count: int) -> int:
     """Return the first of free ports, one after the other.
 
-    An engine listens seconds later, when it has imported torch. Until then a connection of another
-    test may get a port of the range from which the kernel takes them. These lie below, if any do.
+    An engine listens some time later. Until then a connection of another test may get a port of the
+    range from which the kernel takes them. These lie below, if any do.
     """
     limits = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     lowest, highest = 10_000, min(int(limits[0]), 65_536) - count
@@ -77,12 +78,8 @@ class EngineProcess:
         self.port = free_port()
         environment = {**os.environ, PORT: str(self.port), **(variables or {})}
         options = {"role": "kv_producer", **options}
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / program), json.dumps(options)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            text=True,
+        self.process = Program(
+            [HERE / program, json.dumps(options)], environment, reads_stderr=False
         )
         try:
             self.pid = self.read()
@@ -91,13 +88,11 @@ class EngineProcess:
             raise
 
     def read(self) -> Any:
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, "the process ended"
         return json.loads(line)
 
     def tell(self, *call: Any) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(call) + "\n")
         self.process.stdin.flush()
 
