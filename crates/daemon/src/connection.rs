@@ -10,19 +10,12 @@ use bytes::BytesMut;
 use mooncake_base::{ClientId, Clock, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_proto::{
     convert::Caller,
-    native_frame::{self, FRAME_BYTES_MAX, ServerGreeting},
+    native_frame::{self, FRAME_BYTES_MAX, Filled, ServerGreeting},
     v1::{self, response},
 };
 use socket2::Socket;
 
 use crate::{dummy_clients::DummyClients, limits::RelayLimits, process::Process};
-
-/// Read size while the length of the frame is unknown.
-const READ_BYTES: usize = 4 << 10;
-const READ_BYTES_MAX: usize = 256 << 10;
-
-/// Larger buffers are freed after use.
-const BUFFER_BYTES_KEPT: usize = 1 << 20;
 
 /// Serves until the peer closes the connection, sends an invalid frame, or the socket is shut down.
 pub(crate) fn serve(
@@ -38,7 +31,7 @@ pub(crate) fn serve(
         limits,
         frame_end: None,
         client: None,
-        incoming: BytesMut::new(),
+        incoming: native_frame::Reader::default(),
         outgoing: BytesMut::new(),
     };
     // Caused by the peer, so only logged at debug level.
@@ -68,7 +61,7 @@ struct Connection<'a> {
     frame_end: Option<Moment>,
     /// The client of this connection, known from its first call.
     client: Option<ClientId>,
-    incoming: BytesMut,
+    incoming: native_frame::Reader,
     outgoing: BytesMut,
 }
 
@@ -85,7 +78,7 @@ impl Connection<'_> {
         socket.set_read_timeout(Some(frame_timeout)).map_err(broken)?;
         self.frame_end = None;
         while !self.dummy_clients.is_closed() {
-            match native_frame::decode::<v1::Request>(&mut self.incoming, FRAME_BYTES_MAX) {
+            match self.incoming.take_message::<v1::Request>(FRAME_BYTES_MAX) {
                 Ok(Some(request)) => {
                     self.frame_end = None;
                     let answer = self.answer(request);
@@ -110,15 +103,14 @@ impl Connection<'_> {
     /// connection without sending anything.
     fn greet(&mut self) -> Result<bool> {
         let greeting = loop {
-            if let Some(greeting) = self.incoming.first_chunk::<12>() {
-                break *greeting;
+            if let Some(greeting) = self.incoming.take_bytes::<12>() {
+                break greeting;
             }
             if !self.read()? {
                 return Ok(false);
             }
         };
         let checked = native_frame::check_client_greeting(&greeting);
-        let _ = self.incoming.split_to(greeting.len());
         if greeting[..8] == native_frame::MAGIC {
             // A client of another version learns this version before the connection closes.
             self.write(self.greeting)?;
@@ -159,36 +151,25 @@ impl Connection<'_> {
 
     /// Reads some bytes. `false`: the peer closed the connection between frames.
     fn read(&mut self) -> Result<bool> {
-        let filled = self.incoming.len();
-        if filled == 0 && self.incoming.capacity() > BUFFER_BYTES_KEPT {
-            self.incoming = BytesMut::new();
-        }
-        // Once the length is known, the decoder has reserved space for the whole frame.
-        let room = (self.incoming.capacity() - filled).clamp(READ_BYTES, READ_BYTES_MAX);
-        self.incoming.resize(filled + room, 0);
+        self.incoming.release_large_buffer();
+        let is_idle = self.incoming.is_empty() && self.client.is_some();
         let mut socket = self.peer.socket;
-        let read = loop {
-            match socket.read(&mut self.incoming[filled..]) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Between frames, a client may be idle without limit.
-                Err(error) if is_late(&error) && filled == 0 && self.client.is_some() => {}
-                read => break read,
-            }
-        };
-        self.incoming.truncate(filled + *read.as_ref().unwrap_or(&0));
-        match read {
-            Ok(0) if filled == 0 => Ok(false),
-            Ok(0) => Err(broken(io::ErrorKind::UnexpectedEof.into())),
-            Ok(_) => {
-                let limit = self.limits.frame_timeout;
-                let now = SystemClock.now();
-                if self.frame_end.get_or_insert_with(|| now + limit).has_passed(now) {
-                    Err(broken(io::ErrorKind::TimedOut.into()))
-                } else {
-                    Ok(true)
-                }
-            }
-            Err(error) => Err(broken(error)),
+        match self.incoming.fill(|into| socket.read(into)) {
+            Ok(Filled::Closed) => return Ok(false),
+            Ok(Filled::Open) => {}
+            // Between frames, a client may be idle without limit.
+            Err(error) if is_late(&error) && is_idle => {}
+            Err(error) => return Err(broken(error)),
+        }
+        if self.incoming.is_empty() {
+            return Ok(true);
+        }
+        let limit = self.limits.frame_timeout;
+        let now = SystemClock.now();
+        if self.frame_end.get_or_insert_with(|| now + limit).has_passed(now) {
+            Err(broken(io::ErrorKind::TimedOut.into()))
+        } else {
+            Ok(true)
         }
     }
 
@@ -207,9 +188,7 @@ impl Connection<'_> {
     fn flush(&mut self) -> Result<()> {
         let written = self.write_all();
         self.outgoing.clear();
-        if self.outgoing.capacity() > BUFFER_BYTES_KEPT {
-            self.outgoing = BytesMut::new();
-        }
+        native_frame::release_large(&mut self.outgoing);
         written.map_err(broken)
     }
 }

@@ -6,12 +6,15 @@
 //! frames: a length of four bytes, little-endian, and that many bytes of a protobuf message, a
 //! [`Request`](crate::v1::Request) one way and a [`Response`](crate::v1::Response) the other, in
 //! the order of the requests. A master with a token greets twice, see
-//! [`native_token`](crate::native_token).
+//! [`native_token`](crate::native_token). A blocking end reads through a [`Reader`].
+
+mod reader;
 
 use bytes::{Buf, BufMut, BytesMut};
 use mooncake_base::{Error, ErrorCode, Result};
 use prost::Message;
 
+pub use self::reader::{Filled, Reader};
 use crate::{decode_limits, v1};
 
 /// The first bytes of a native connection. No HTTP method and no HTTP/2 preface begins with them.
@@ -28,6 +31,10 @@ pub const FRAME_BYTES_MAX: usize = 16 << 20;
 /// The largest server greeting.
 pub const GREETING_BYTES_MAX: usize = 1024;
 
+/// A buffer that grew beyond this size for a frame is freed with it.
+const KEPT_BYTES_MAX: usize = 1 << 20;
+
+/// The length in front of a frame.
 const LENGTH_BYTES: usize = 4;
 
 /// Items are fields of a call, which is a field of the request or response: two levels down.
@@ -132,6 +139,22 @@ pub fn encode(message: &impl Message, into: &mut BytesMut) -> Result<()> {
 /// `INVALID_PARAMS`: the frame exceeds the limits of a call and was removed. Any other error means a
 /// length above `limit` or malformed bytes; the connection is unusable.
 pub fn decode<M: Message + Default>(from: &mut BytesMut, limit: usize) -> Result<Option<M>> {
+    decode_with_trailer(from, limit, 0)
+}
+
+/// Frees a buffer that has grown large, unless it holds bytes.
+pub fn release_large(buffer: &mut BytesMut) {
+    if buffer.capacity() > KEPT_BYTES_MAX && buffer.is_empty() {
+        *buffer = BytesMut::new();
+    }
+}
+
+/// Removes one frame and so many bytes behind it from the front, and decodes the frame.
+fn decode_with_trailer<M: Message + Default>(
+    from: &mut BytesMut,
+    limit: usize,
+    trailer_bytes: usize,
+) -> Result<Option<M>> {
     let Some(length) = from.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
     let length = u32::from_le_bytes(*length) as usize;
     if length > limit {
@@ -139,12 +162,15 @@ pub fn decode<M: Message + Default>(from: &mut BytesMut, limit: usize) -> Result
             .with("frame_bytes", length)
             .with("limit", limit));
     }
-    if from.len() < LENGTH_BYTES + length {
-        from.reserve(LENGTH_BYTES + length - from.len());
+    let whole = LENGTH_BYTES + length + trailer_bytes;
+    if from.len() < whole {
+        from.reserve(whole - from.len());
         return Ok(None);
     }
     from.advance(LENGTH_BYTES);
-    decode_limits::decode(from.split_to(length).freeze(), ITEM_LEVELS).map(Some)
+    let frame = from.split_to(length).freeze();
+    from.advance(trailer_bytes);
+    decode_limits::decode(frame, ITEM_LEVELS).map(Some)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use mooncake_base::{
     Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock, Token, sync::Mutex,
 };
 use mooncake_proto::{
-    native_frame::{self, FRAME_BYTES_MAX, GREETING_BYTES_MAX, ServerGreeting},
+    native_frame::{self, FRAME_BYTES_MAX, Filled, GREETING_BYTES_MAX, ServerGreeting},
     native_token,
     standby::standby_greeting,
 };
@@ -32,16 +32,8 @@ pub(super) const KEEPALIVE: Duration = Duration::from_millis(500);
 /// Time in which a message must be written.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Bytes that a read asks for: at least as many as most messages have, and at most so many of a large one.
-const READ_BYTES_MIN: usize = 4 << 10;
-const READ_BYTES_MAX: usize = 256 << 10;
-
-/// Length of the checksum behind a frame, and of the length in front of it.
+/// Length of the checksum behind a frame.
 const CHECKSUM_BYTES: usize = 4;
-const LENGTH_BYTES: usize = 4;
-
-/// A buffer that grew beyond this size for a message is freed with it.
-const KEPT_BYTES_MAX: usize = 1 << 20;
 
 /// One end of a connection.
 #[derive(Debug)]
@@ -49,7 +41,7 @@ pub(super) struct Channel {
     stream: TcpStream,
     /// For how long a read waits.
     read_timeout: Duration,
-    input: BytesMut,
+    input: native_frame::Reader,
     output: BytesMut,
     /// Whether messages have checksums: those after the greetings do.
     has_checksums: bool,
@@ -73,7 +65,7 @@ impl Channel {
         Ok(Self {
             stream,
             read_timeout: SILENCE_MAX,
-            input,
+            input: native_frame::Reader::new(input),
             output: BytesMut::new(),
             has_checksums: false,
             is_damaged: false,
@@ -114,6 +106,7 @@ impl Channel {
     /// Ends the greetings: from here on, messages of both sides have checksums.
     pub(super) const fn begin_checksums(&mut self) {
         self.has_checksums = true;
+        self.input.set_trailer_bytes(CHECKSUM_BYTES);
     }
 
     /// Returns whether a message was damaged on its way.
@@ -130,7 +123,7 @@ impl Channel {
         Ok(Self {
             stream,
             read_timeout: self.read_timeout,
-            input: std::mem::take(&mut self.input),
+            input: self.input.split_off(),
             output: BytesMut::new(),
             has_checksums: self.has_checksums,
             is_damaged: false,
@@ -160,8 +153,7 @@ impl Channel {
     /// The connection broke, or the peer is silent.
     pub(super) fn receive_exact<const N: usize>(&mut self) -> Result<[u8; N]> {
         loop {
-            if let Some(bytes) = self.input.first_chunk::<N>().copied() {
-                let _ = self.input.split_to(N);
+            if let Some(bytes) = self.input.take_bytes() {
                 return Ok(bytes);
             }
             self.fill().map_err(broken)?;
@@ -223,41 +215,19 @@ impl Channel {
     }
 
     /// Returns the next message if it was read as a whole.
-    fn take_message<M: Message + Default>(&mut self, limit: usize) -> Result<Option<M>> {
-        if !self.is_next_whole(limit)? {
-            return Ok(None);
-        }
-        let message = native_frame::decode(&mut self.input, limit)?;
-        if message.is_some() && self.has_checksums {
-            self.input.advance(CHECKSUM_BYTES);
-        }
-        Ok(message)
-    }
-
-    /// Returns the length of the next message, once it was read.
-    fn next_length(&self) -> Option<usize> {
-        let length = self.input.first_chunk::<LENGTH_BYTES>()?;
-        Some(u32::from_le_bytes(*length) as usize)
-    }
-
-    /// Returns whether the next message may be decoded: its checksum is there and right, if messages have
-    /// one.
     ///
     /// # Errors
-    /// The message was damaged on its way.
-    fn is_next_whole(&mut self, limit: usize) -> Result<bool> {
-        let Some(length) = self.next_length() else { return Ok(false) };
-        if !self.has_checksums || length > limit {
-            return Ok(true);
-        }
-        let (frame, rest) = self.input.split_at((LENGTH_BYTES + length).min(self.input.len()));
-        let Some(checksum) = rest.first_chunk::<CHECKSUM_BYTES>() else { return Ok(false) };
-        if u32::from_le_bytes(*checksum) != crc32fast::hash(frame) {
+    /// The message is malformed, or was damaged on its way.
+    fn take_message<M: Message + Default>(&mut self, limit: usize) -> Result<Option<M>> {
+        if self.has_checksums
+            && let Some((frame, checksum)) = self.input.next_frame()
+            && crc32fast::hash(frame).to_le_bytes() != checksum
+        {
             self.is_damaged = true;
             let text = "a message between two masters was damaged on its way";
-            return Err(Error::new(ErrorCode::RPC_FAIL, text).with("bytes", length));
+            return Err(Error::new(ErrorCode::RPC_FAIL, text).with("bytes", frame.len()));
         }
-        Ok(true)
+        self.input.take_message(limit)
     }
 
     /// Sends a message.
@@ -268,24 +238,15 @@ impl Channel {
         self.output.clear();
         encode(message, self.has_checksums, &mut self.output)?;
         self.stream.write_all(&self.output).map_err(broken)?;
-        if self.output.capacity() > KEPT_BYTES_MAX {
-            self.output = BytesMut::new();
-        }
+        self.output.clear();
+        native_frame::release_large(&mut self.output);
         Ok(())
     }
 
     fn fill(&mut self) -> io::Result<()> {
-        let start = self.input.len();
-        let whole = self.next_length().map_or(0, |next| LENGTH_BYTES + next + CHECKSUM_BYTES);
-        let missing = whole.saturating_sub(start);
-        self.input.resize(start + missing.clamp(READ_BYTES_MIN, READ_BYTES_MAX), 0);
-        let read = self.stream.read(&mut self.input[start..]);
-        self.input.truncate(start + read.as_ref().copied().unwrap_or(0));
-        match read {
-            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(_) => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
-            Err(error) => Err(error),
+        match self.input.fill(|into| self.stream.read(into))? {
+            Filled::Open => Ok(()),
+            Filled::Closed => Err(io::ErrorKind::UnexpectedEof.into()),
         }
     }
 }
@@ -309,9 +270,7 @@ impl Sender {
         encode(message, self.has_checksums, &mut unsent)?;
         (&self.stream).write_all(&unsent).map_err(broken)?;
         unsent.clear();
-        if unsent.capacity() > KEPT_BYTES_MAX {
-            *unsent = BytesMut::new();
-        }
+        native_frame::release_large(&mut unsent);
         Ok(())
     }
 
@@ -437,7 +396,7 @@ mod tests {
             damaged += usize::from(is_damaged);
         }
         // A length that has become longer waits for bytes that do not come.
-        assert!(damaged >= (bytes.len() - LENGTH_BYTES) * 8, "{damaged}");
+        assert!(damaged >= (bytes.len() - size_of::<u32>()) * 8, "{damaged}");
     }
 
     #[test]

@@ -9,20 +9,17 @@ use bytes::BytesMut;
 use mooncake_base::{Error, ErrorCode, Moment, Result, Token};
 use mooncake_os::DeadlineStream;
 use mooncake_proto::{
-    native_frame::{self, GREETING_BYTES_MAX, ServerGreeting},
+    native_frame::{self, Filled, GREETING_BYTES_MAX, ServerGreeting},
     native_token::{self, Challenge, ClientProof},
     records,
 };
 use prost::Message;
 
-/// How much is read from the socket at once.
-const READ_BYTES: usize = 16 << 10;
-
 /// A connection, used by one thread at a time.
 #[derive(Debug)]
 pub(super) struct Wire {
     stream: TcpStream,
-    incoming: BytesMut,
+    incoming: native_frame::Reader,
     outgoing: BytesMut,
 }
 
@@ -31,7 +28,7 @@ impl Wire {
     pub(super) fn new(stream: TcpStream) -> Self {
         // Without this, the end of a frame may wait for an acknowledgement; the calls work anyway.
         let _ = stream.set_nodelay(true);
-        Self { stream, incoming: BytesMut::new(), outgoing: BytesMut::new() }
+        Self { stream, incoming: native_frame::Reader::default(), outgoing: BytesMut::new() }
     }
 
     /// Returns the socket.
@@ -121,20 +118,13 @@ impl Wire {
         deadline: Moment,
     ) -> Result<Option<M>> {
         loop {
-            if let Some(message) = native_frame::decode(&mut self.incoming, limit)? {
+            if let Some(message) = self.incoming.take_message(limit)? {
                 return Ok(Some(message));
             }
-            let filled = self.incoming.len();
-            self.incoming.resize(filled + READ_BYTES, 0);
-            let read =
-                DeadlineStream::new(&self.stream, deadline).read(&mut self.incoming[filled..]);
-            self.incoming.truncate(filled + read.as_ref().map_or(0, |&count| count));
-            match read {
-                Ok(0) if filled == 0 => return Ok(None),
-                Ok(0) => return Err(broken(io::ErrorKind::UnexpectedEof.into())),
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(broken(error)),
+            let mut stream = DeadlineStream::new(&self.stream, deadline);
+            match self.incoming.fill(|into| stream.read(into)).map_err(broken)? {
+                Filled::Open => {}
+                Filled::Closed => return Ok(None),
             }
         }
     }

@@ -13,22 +13,20 @@ use mooncake_os::{
     call_limit,
     spin_wait::{ANSWER_SPIN_TIME, ActiveThread, SpinWait},
 };
-use mooncake_proto::{calls::Method, native_frame, native_token::ClientProof, v1};
+use mooncake_proto::{
+    calls::Method,
+    native_frame::{self, Filled},
+    native_token::ClientProof,
+    v1,
+};
 use prost::Message;
 use socket2::Socket;
-
-/// Read size while the length of the response is unknown.
-const READ_BYTES: usize = 4 << 10;
-const READ_BYTES_MAX: usize = 256 << 10;
-
-/// Larger buffers are freed after use.
-const BUFFER_BYTES_KEPT: usize = 1 << 20;
 
 /// An open connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     socket: Arc<Socket>,
-    incoming: BytesMut,
+    incoming: native_frame::Reader,
     outgoing: BytesMut,
     /// The receive and send time-outs that are set on the socket now.
     timeout: Duration,
@@ -57,7 +55,7 @@ impl Connection {
     pub(super) fn new(socket: Socket) -> Self {
         Self {
             socket: Arc::new(socket),
-            incoming: BytesMut::new(),
+            incoming: native_frame::Reader::default(),
             outgoing: BytesMut::new(),
             timeout: Duration::ZERO,
             last_used: SystemClock.now(),
@@ -116,12 +114,8 @@ impl Connection {
             .send(deadline)
             .and_then(|()| self.receive(native_frame::FRAME_BYTES_MAX, deadline, method));
         self.last_used = SystemClock.now();
-        if self.outgoing.capacity() > BUFFER_BYTES_KEPT {
-            self.outgoing = BytesMut::new();
-        }
-        if self.incoming.capacity() > BUFFER_BYTES_KEPT && self.incoming.is_empty() {
-            self.incoming = BytesMut::new();
-        }
+        native_frame::release_large(&mut self.outgoing);
+        self.incoming.release_large_buffer();
         Ok(answer)
     }
 
@@ -164,29 +158,27 @@ impl Connection {
         method: Option<Method>,
     ) -> Result<A, ExchangeError> {
         loop {
-            match native_frame::decode(&mut self.incoming, limit) {
+            match self.incoming.take_message(limit) {
                 Ok(Some(answer)) => return Ok(answer),
                 Ok(None) => {}
                 Err(error) => return Err(ExchangeError::Malformed(error)),
             }
             self.set_timeout(deadline)?;
-            let filled = self.incoming.len();
-            // Once the length is known, the decoder has reserved space for the whole frame.
-            let room = (self.incoming.capacity() - filled).clamp(READ_BYTES, READ_BYTES_MAX);
-            self.incoming.resize(filled + room, 0);
-            if let (0, Some(method)) = (filled, method) {
-                // The data is read below.
-                let _ = self.spin_waits[method as usize].poll(|| peek(&self.socket));
-            }
-            let read = (&*self.socket).read(&mut self.incoming[filled..]);
-            self.incoming.truncate(filled + *read.as_ref().unwrap_or(&0));
-            let ended = match read {
-                Ok(0) => io::ErrorKind::UnexpectedEof.into(),
-                Ok(_) => continue,
+            let is_first = self.incoming.is_empty();
+            let filled = self.incoming.fill(|into| {
+                if let (true, Some(method)) = (is_first, method) {
+                    // The data is read below.
+                    let _ = self.spin_waits[method as usize].poll(|| peek(&self.socket));
+                }
+                (&*self.socket).read(into)
+            });
+            let ended = match filled {
+                Ok(Filled::Open) => continue,
+                Ok(Filled::Closed) => io::ErrorKind::UnexpectedEof.into(),
                 Err(error) if is_transient(&error) => continue,
                 Err(error) => error,
             };
-            return Err(if filled == 0 {
+            return Err(if is_first {
                 ExchangeError::Unanswered(ended)
             } else {
                 let text = "the connection to the master broke in the middle of a response";
