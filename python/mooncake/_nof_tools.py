@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
+from ._refusals import NofUnsupportedError
 
-__all__ = ["NofUnsupportedError", "add_ssh_options", "run_tool", "unsupported"]
-
-
-class NofUnsupportedError(NotImplementedError):
-    """NVMe-oF targets were asked for, and this package has none."""
+__all__ = ["SsdTool", "add_ssh_options", "parse_ssd_options", "run_tool"]
 
 
-def unsupported(action: str) -> NoReturn:
-    """Refuse an action on NVMe-oF targets.
+class SsdTool:
+    """A tool for the SSDs of SPDK targets: its settings, and the targets."""
 
-    Raises:
-        NofUnsupportedError: Always.
-    """
-    raise NofUnsupportedError(
-        f"cannot {action}: this version of mooncake has no NVMe-oF tier, and its master keeps no "
-        "NVMe-oF segments; lend memory with `mooncake_client` instead"
-    )
+    def __init__(
+        self, cli_config: dict[str, Any] | None = None, spdk_targets: list[str] | None = None
+    ) -> None:
+        self.cli_config = dict(cli_config or {})
+        self.spdk_targets = list(spdk_targets or [])
+
+
+def parse_ssd_options(
+    description: str, master: dict[str, Any], targets: dict[str, Any]
+) -> argparse.Namespace:
+    """Return the options of an `SsdTool`; `master` and `targets` say what may be absent."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--master_server_address", help="host:port of the master", **master)
+    text = "a target, like 'ip:192.0.2.1 path:/opt/spdk'; may be repeated"
+    parser.add_argument("--spdk_target_info", action="append", help=text, **targets)
+    add_ssh_options(parser)
+    text = "a setting, like -Dtrsvcid=4420"
+    parser.add_argument("-D", "--define", action="append", default=[], help=text)
+    return parser.parse_args()
 
 
 def add_ssh_options(parser: argparse.ArgumentParser) -> None:

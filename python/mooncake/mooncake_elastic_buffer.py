@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NoReturn
+import functools
+from typing import Any
 
-from .errors import NotSupportedError
+from ._refusals import refused
 from .mooncake_ep_buffer import EventOverlap
 
 __all__ = ["EPHandle", "ElasticBuffer", "EventOverlap"]
 
-
-def _refused(name: str) -> Callable[..., NoReturn]:
-    def call(*arguments: Any, **options: Any) -> NoReturn:  # noqa: ARG001
-        _refuse(name)
-
-    call.__name__, call.__qualname__ = name, f"ElasticBuffer.{name}"
-    call.__doc__ = "Refuses: there are no kernels for GPUs."
-    return call
-
-
-def _refuse(name: str) -> NoReturn:
-    raise NotSupportedError(
-        f"{name} runs on kernels for GPUs, which this build does not have: use "
-        "mooncake.mooncake_ep_buffer.Buffer"
-    )
+_refused = functools.partial(refused, "ElasticBuffer")
 
 
 class ElasticBuffer:
     """Would exchange tokens between GPUs; refuses to be made, and all its calls refuse."""
 
     def __init__(self, group: Any, num_bytes: int | None = None, **options: Any) -> None:  # noqa: ARG002
-        _refuse("ElasticBuffer")
+        _refused("__init__")()
 
     get_buffer_size_hint = staticmethod(_refused("get_buffer_size_hint"))
     get_engram_storage_size_hint = staticmethod(_refused("get_engram_storage_size_hint"))
@@ -63,5 +49,4 @@ class ElasticBuffer:
 class EPHandle:
     """Would describe a round of `ElasticBuffer`; refuses to be made."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ARG002
-        _refuse("EPHandle")
+    __init__ = refused("EPHandle", "__init__")

@@ -3,46 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from ._nof_tools import add_ssh_options, run_tool, unsupported
+from ._nof_tools import SsdTool, parse_ssd_options, run_tool
+from ._refusals import refused
 
 __all__ = ["MooncakeNoFRegister", "main", "parse_arguments"]
 
 
-class MooncakeNoFRegister:
+class MooncakeNoFRegister(SsdTool):
     """Would register the SSDs of SPDK targets at a master; refuses when it is started."""
 
-    def __init__(
-        self, cli_config: dict[str, Any] | None = None, spdk_targets: list[str] | None = None
-    ) -> None:
-        self.cli_config = dict(cli_config or {})
-        self.spdk_targets = list(spdk_targets or [])
-
-    def start_ssd_service(self) -> NoReturn:
-        """Refuse to register the targets.
-
-        Raises:
-            NofUnsupportedError: Always.
-        """
-        unsupported("register NVMe-oF targets")
+    start_ssd_service = refused("MooncakeNoFRegister", "start_ssd_service")
 
 
 def parse_arguments() -> argparse.Namespace:
     """Return the options of the command line."""
-    parser = argparse.ArgumentParser(description="Registers the SSDs of SPDK targets at a master.")
-    parser.add_argument("--master_server_address", required=True, help="host:port of the master")
-    parser.add_argument(
-        "--spdk_target_info",
-        action="append",
-        required=True,
-        help="a target, like 'ip:192.0.2.1 path:/opt/spdk'; may be repeated",
+    return parse_ssd_options(
+        "Registers the SSDs of SPDK targets at a master.", {"required": True}, {"required": True}
     )
-    add_ssh_options(parser)
-    parser.add_argument(
-        "-D", "--define", action="append", default=[], help="a setting, like -Dtrsvcid=4420"
-    )
-    return parser.parse_args()
 
 
 def main() -> NoReturn:

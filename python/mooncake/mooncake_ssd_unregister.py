@@ -3,48 +3,27 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from ._nof_tools import add_ssh_options, run_tool, unsupported
+from ._nof_tools import SsdTool, parse_ssd_options, run_tool
+from ._refusals import refused
 
 __all__ = ["MooncakeNoFUnregister", "main", "parse_arguments"]
 
 
-class MooncakeNoFUnregister:
+class MooncakeNoFUnregister(SsdTool):
     """Would take the SSDs of SPDK targets from a master; refuses when it is started."""
 
-    def __init__(
-        self, cli_config: dict[str, Any] | None = None, spdk_targets: list[str] | None = None
-    ) -> None:
-        self.cli_config = dict(cli_config or {})
-        self.spdk_targets = list(spdk_targets or [])
-
-    def start_ssd_unregister_service(self) -> NoReturn:
-        """Refuse to unregister the targets.
-
-        Raises:
-            NofUnsupportedError: Always.
-        """
-        unsupported("unregister NVMe-oF targets")
+    start_ssd_unregister_service = refused("MooncakeNoFUnregister", "start_ssd_unregister_service")
 
 
 def parse_arguments() -> argparse.Namespace:
     """Return the options of the command line."""
-    parser = argparse.ArgumentParser(description="Takes the SSDs of SPDK targets from a master.")
-    parser.add_argument(
-        "--master_server_address", default="192.168.65.81:50051", help="host:port of the master"
+    return parse_ssd_options(
+        "Takes the SSDs of SPDK targets from a master.",
+        {"default": "192.168.65.81:50051"},
+        {"default": []},
     )
-    parser.add_argument(
-        "--spdk_target_info",
-        action="append",
-        default=[],
-        help="a target, like 'ip:192.0.2.1 path:/opt/spdk'; may be repeated",
-    )
-    add_ssh_options(parser)
-    parser.add_argument(
-        "-D", "--define", action="append", default=[], help="a setting, like -Dtrsvcid=4420"
-    )
-    return parser.parse_args()
 
 
 def main() -> NoReturn:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
-from ._nof_tools import add_ssh_options, run_tool, unsupported
+from ._nof_tools import add_ssh_options, run_tool
+from ._refusals import refused
 
 __all__ = ["SPDKTgtCreator", "main", "parse_arguments"]
 
@@ -37,21 +38,8 @@ class SPDKTgtCreator:
         self.core_mask = core_mask
         self.port = port
 
-    def deploy_target(self, target_config: dict[str, Any]) -> NoReturn:  # noqa: ARG002 - upstream's
-        """Refuse to start a target.
-
-        Raises:
-            NofUnsupportedError: Always.
-        """
-        unsupported("start an SPDK target")
-
-    def deploy_all_targets(self) -> NoReturn:
-        """Refuse to start the targets.
-
-        Raises:
-            NofUnsupportedError: Always.
-        """
-        unsupported("start SPDK targets")
+    deploy_target = refused("SPDKTgtCreator", "deploy_target")
+    deploy_all_targets = refused("SPDKTgtCreator", "deploy_all_targets")
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -18,7 +18,7 @@ from mooncake import (
     mooncake_config,
     transfer_engine_topology_dump as topology,
 )
-from mooncake._nof_tools import NofUnsupportedError
+from mooncake._refusals import NofUnsupportedError
 from mooncake.mooncake_ssd_register import MooncakeNoFRegister
 from mooncake.mooncake_ssd_unregister import MooncakeNoFUnregister
 from mooncake.spdk_tgt_create import SPDKTgtCreator

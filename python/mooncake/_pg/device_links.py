@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NoReturn
+import functools
 
-from mooncake.errors import NotSupportedError
+from mooncake._refusals import refused
 
 __all__ = ["DeviceLinks"]
 
-
-def _refused(name: str) -> Callable[..., NoReturn]:
-    def call(self: DeviceLinks, *arguments: Any, **options: Any) -> NoReturn:  # noqa: ARG001
-        raise NotSupportedError(
-            f"{name} is for direct links between GPUs, which this build does not have: dispatch "
-            "and combine work without them"
-        )
-
-    call.__name__, call.__qualname__ = name, f"Buffer.{name}"
-    call.__doc__ = "Refuses: there are no direct links between GPUs."
-    return call
+_refused = functools.partial(refused, "Buffer")
 
 
 class DeviceLinks:
