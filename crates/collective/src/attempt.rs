@@ -18,13 +18,13 @@ use crate::{
         wrong_length,
     },
     contributions::Contributions,
-    frame::{Header, Kind, slot_number},
     inbox::{GroupState, Outgoing, Part},
     link::{Link, SendProgress},
     message::Member,
     own_rank::OwnRank,
     peer_memory::{LENT_BYTES_MIN, Loan},
     progress::View,
+    rank_frame::{Header, Kind, slot_number},
     staging::{Contribution, STAGED_BYTES_MIN, StagedBuffer},
 };
 

@@ -18,13 +18,13 @@ use crate::{
     call::Call,
     collectives::{ANNOUNCED, DONE},
     completion::Completion,
-    frame::{Header, Kind, slot_number},
     link::{Link, SendProgress},
     memory::{HostRange, Mirror},
     message::{Commit, Member},
     outcome::Outcome,
     peer_memory::{Loan, LoanToken},
     progress::Progress,
+    rank_frame::{Header, Kind, slot_number},
 };
 
 /// How long a change of the view may take before a rank that cannot be reached is named.

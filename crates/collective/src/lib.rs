@@ -12,7 +12,7 @@
 //! |---|---|---|
 //! | rules, without I/O | [`membership`], [`heartbeats`] | the coordinator's: views of groups; ranks that are silent |
 //! | | [`progress`] | a member's: its view, its operation, and what a change of the view makes of it |
-//! | | [`message`], [`frame`], [`call`], [`operation_kind`] | what goes between coordinator and ranks, and between ranks; what a rank has called |
+//! | | [`message`], [`rank_frame`], [`call`], [`operation_kind`] | what goes between coordinator and ranks, and between ranks; what a rank has called |
 //! | memory | [`memory`], [`reduce`], [`buffers`] | ranges of callers; reductions; buffers that are used again |
 //! | | [`shared_memory`], [`ring`], [`shared_futex`] | memory of two processes: frames in it, and a thread that sleeps until one comes |
 //! | | [`peer_memory`], [`staging`], [`fabric`] | memory of other ranks: lent, copied to where they map it, read from other hosts |
@@ -40,7 +40,6 @@ mod context;
 mod contributions;
 mod coordinator;
 mod fabric;
-mod frame;
 mod frame_wait;
 mod group;
 mod heartbeats;
@@ -59,6 +58,7 @@ mod outcome;
 mod own_rank;
 mod peer_memory;
 mod progress;
+mod rank_frame;
 mod reduce;
 mod ring;
 mod shared_futex;

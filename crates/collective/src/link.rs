@@ -10,7 +10,7 @@ use mooncake_base::sync::Mutex;
 use socket2::SockRef;
 
 use crate::{
-    frame::{Frame, HEADER_BYTES, Header},
+    rank_frame::{Frame, HEADER_BYTES, Header},
     ring::{Rings, Wake, Written},
     shared_futex::SharedFutex,
     staging::PeerBuffers,
@@ -262,7 +262,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::{
         call::Call,
-        frame::{Kind, read_frame},
+        rank_frame::{Kind, read_frame},
     };
 
     pub(crate) fn link_of(stream: TcpStream, rings: Option<Rings>) -> Arc<Link> {

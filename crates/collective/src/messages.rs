@@ -7,7 +7,6 @@ use mooncake_base::{Error, Result};
 
 use crate::{
     completion::{Completion, Driver, RECHECK},
-    frame::Kind,
     frame_wait::FrameWait,
     inbox::{Arrived, GroupState, Messages, Outgoing, Part, Receive, Sent, announce},
     link::SendProgress,
@@ -16,6 +15,7 @@ use crate::{
     operation_kind::OperationKind,
     outcome::Outcome,
     own_rank::OwnRank,
+    rank_frame::Kind,
 };
 
 /// Most sends, and most receives, that wait for their counterpart.

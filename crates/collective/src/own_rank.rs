@@ -7,10 +7,10 @@ use mooncake_base::{Error, Result, exposition::Exposition, sync::Mutex};
 
 use crate::{
     call::Call,
-    frame::{Header, Kind, slot_number},
     inbox::Inbox,
     mesh::Mesh,
     metrics::{Counters, GroupMetrics, GroupReport, write_reports},
+    rank_frame::{Header, Kind, slot_number},
 };
 
 /// The groups that are open in this process.

@@ -14,10 +14,10 @@ mod directory;
 mod disk;
 mod durability;
 mod followers;
-mod frame;
 #[cfg(test)]
 pub(crate) mod hanging_disk;
 pub(crate) mod level;
+mod log_frame;
 mod maintenance;
 mod queue;
 mod recovery;
@@ -48,8 +48,8 @@ use tokio::sync::Notify;
 use self::{
     directory::{file_error, file_name},
     followers::Followers,
-    frame::{FRAME_BYTES, Kind},
     level::KeptLevel,
+    log_frame::{FRAME_BYTES, Kind},
     queue::Queue,
     recovery::Recovered,
     request::Requests,
@@ -314,7 +314,7 @@ impl Journal {
         }
         writer.synced_frame = writer.next_frame;
         let mut frame = [0; FRAME_BYTES];
-        frame::seal(&mut frame, writer.next_frame, writer.synced_frame);
+        log_frame::seal(&mut frame, writer.next_frame, writer.synced_frame);
         let write = |file: &Arc<dyn LogFile>| file.append(&frame).and_then(|()| file.sync());
         writer.file.as_ref().map_or(Ok(()), write).map_err(|source| {
             let path = self.directory.path_of(&file_name(Kind::Log, number));

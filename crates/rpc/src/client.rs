@@ -16,7 +16,7 @@ use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_os::{DeadlineStream, dial, fork};
 
-use crate::frame::{HEAD_BYTES, Head, Kind, META_BYTES_MAX};
+use crate::rpc_message::{HEAD_BYTES, Head, Kind, META_BYTES_MAX};
 
 /// Maximum number of servers with a connection pool.
 const TARGETS_MAX: usize = 1024;

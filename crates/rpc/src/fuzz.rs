@@ -4,7 +4,7 @@ use mooncake_base::fuzz::{Target, check, outcome};
 
 use crate::{
     client::read_answer,
-    frame::{Head, Kind},
+    rpc_message::{Head, Kind},
     server::receive,
 };
 
@@ -48,7 +48,9 @@ fn answers() -> Target {
         if let Ok(answer) = &answer {
             let read = &bytes[..bytes.len() - rest.len()];
             let reason = answer.as_ref().map_or(0, String::len);
-            assert!(answer.is_none() || reason >= (read.len() - crate::frame::HEAD_BYTES) / 4);
+            assert!(
+                answer.is_none() || reason >= (read.len() - crate::rpc_message::HEAD_BYTES) / 4
+            );
         }
         outcome(answer.map(|reason| reason.is_some()).map_err(|error| error.message().to_owned()))
     };

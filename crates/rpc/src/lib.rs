@@ -5,16 +5,16 @@
 //! connection pool per server, from any number of threads; each call blocks only its own thread.
 //! Every wait has a time limit, every queue a bound, and no runtime is needed.
 //!
-//! In reading order: [`frame`] (the wire format), [`client`], [`server`].
+//! In reading order: [`rpc_message`] (the wire format), [`client`], [`server`].
 #![warn(missing_docs)]
 
 mod body_budget;
 pub mod client;
-pub mod frame;
 #[cfg(test)]
 mod fuzz;
+pub mod rpc_message;
 pub mod server;
 
 pub use client::{Client, ClientConfig};
-pub use frame::Kind;
+pub use rpc_message::Kind;
 pub use server::{Delivery, Server, ServerConfig};

@@ -18,7 +18,7 @@ use socket2::SockRef;
 use crate::{
     body_budget::{BodyBudget, BodyBytes},
     client::broken,
-    frame::{HEAD_BYTES, Head, Kind},
+    rpc_message::{HEAD_BYTES, Head, Kind},
 };
 
 /// Memory for a body is allocated as its bytes arrive, in steps of at least this size.

@@ -1,5 +1,5 @@
 //! What a loss of power leaves of a master's state directory. The offsets are those of
-//! `crates/master/src/journal/frame.rs`.
+//! `crates/master/src/journal/log_frame.rs`.
 
 use std::{
     fs::{self, File},

@@ -67,7 +67,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/transfer-engine/src/transport/shm/link.rs", "passes file descriptors, and geteuid"),
     ("crates/transfer-engine/src/transport/shm/server/connection.rs", "calls prctl"),
     ("crates/transfer-engine/src/transport/shm/probe.rs", "process_vm_readv and writev"),
-    ("crates/transfer-engine/src/transport/tcp/framing.rs", "splits ranges that were lent"),
+    ("crates/transfer-engine/src/transport/tcp/batch_split.rs", "splits ranges that were lent"),
     ("crates/transfer-engine/src/transport/tcp/server/connection.rs", "serves pinned memory"),
     (
         "crates/transfer-engine/src/transport/tcp/server/connection/staged.rs",

@@ -165,8 +165,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        frame::{Header, Kind},
         link::tests::{connected, header, link_of},
+        rank_frame::{Header, Kind},
         ring::Rings,
     };
 

@@ -11,7 +11,7 @@ use mooncake_base::{Error, ErrorCode, Result};
 
 use super::{
     disk::{Disk, LogFile, SystemDisk},
-    frame::Kind,
+    log_frame::Kind,
 };
 
 /// The lock file: its lock marks the directory as in use.

@@ -2,7 +2,7 @@
 
 use super::{
     NewFile,
-    frame::{FRAME_BYTES, PAYLOAD_TARGET},
+    log_frame::{FRAME_BYTES, PAYLOAD_TARGET},
 };
 use crate::state::Effect;
 

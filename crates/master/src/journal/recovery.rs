@@ -14,7 +14,7 @@ use self::log_file::{RecoveredFile, damaged_error};
 use super::{
     Replay,
     directory::{Directory, file_error},
-    frame::{self, FRAME_BYTES, Frame, HEADER_BYTES, Kind, Synced},
+    log_frame::{self, FRAME_BYTES, Frame, HEADER_BYTES, Kind, Synced},
 };
 use crate::state::Image;
 
@@ -244,7 +244,7 @@ impl Recovered {
             // A write that ended early leaves a shorter frame.
             is_whole |= nth == 0
                 && from >= HEADER_BYTES
-                && frame::frame_bytes(&bytes[from..]).is_some_and(|n| n <= bytes.len() - from);
+                && log_frame::frame_bytes(&bytes[from..]).is_some_and(|n| n <= bytes.len() - from);
             // Frame numbers keep rising, so a frame of an earlier log does not match.
             let mut behind = frames_in(&bytes[from..], self.next_frame);
             // Written data can be read again unless the machine went down. After a crash of the machine
@@ -351,7 +351,7 @@ impl<'a> FrameSource<'a> {
                 let start = into.len();
                 into.resize(start + FRAME_BYTES, 0);
                 into.extend_from_slice(frame.payload);
-                frame::seal(&mut into[start..], self.next, frame.synced);
+                log_frame::seal(&mut into[start..], self.next, frame.synced);
                 self.next += 1;
             }
         }

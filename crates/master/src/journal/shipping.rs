@@ -11,7 +11,7 @@ use super::{
     Directory, Journal, RecoveredJournal,
     directory::file_name,
     followers::{FollowerId, Followers, Newcomer},
-    frame::Kind,
+    log_frame::Kind,
     recovery::FrameSource,
 };
 use crate::state::LeaseNotes;

@@ -11,7 +11,7 @@ use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 use super::{
     Journal, LogFile, LogSync, NewFile,
     directory::{UNFINISHED, file_error, file_name},
-    frame::{self, FRAME_BYTES, Kind, PAYLOAD_MAX, PAYLOAD_TARGET},
+    log_frame::{self, FRAME_BYTES, Kind, PAYLOAD_MAX, PAYLOAD_TARGET},
     recovery::SNAPSHOT_END,
 };
 use crate::state::{Effect, SnapshotCursor, State};
@@ -152,7 +152,7 @@ impl Snapshot {
             return Err(failed_error());
         }
         let mut end = [0; FRAME_BYTES];
-        frame::seal(&mut end, SNAPSHOT_END, first_frame);
+        log_frame::seal(&mut end, SNAPSHOT_END, first_frame);
         self.length += end.len() as u64;
         file.append(&end).and_then(|()| file.sync()).map_err(|source| {
             file_error("cannot be written", &journal.directory.path_of(UNFINISHED), source)
@@ -197,7 +197,7 @@ impl Snapshot {
 /// snapshot may be larger than a frame that is read. Returns the bytes written.
 pub(super) fn append_frames(file: &dyn LogFile, bytes: &mut [u8]) -> io::Result<u64> {
     if bytes.len() <= PAYLOAD_TARGET {
-        frame::seal(bytes, 0, 0);
+        log_frame::seal(bytes, 0, 0);
         file.append(bytes)?;
         return Ok(bytes.len() as u64);
     }
@@ -210,7 +210,7 @@ pub(super) fn append_frames(file: &dyn LogFile, bytes: &mut [u8]) -> io::Result<
         if part.len() > PAYLOAD_MAX {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
-        frame::seal(&mut frame, 0, 0);
+        log_frame::seal(&mut frame, 0, 0);
         file.append(&frame)?;
         written += frame.len() as u64;
     }

@@ -17,8 +17,8 @@ use mooncake_base::{Error, ErrorCode, Moment, Result};
 use super::{
     Directory, Journal, LOG_BYTES_MAX, LogFile, LogSync, RecoveredJournal,
     directory::{UNFINISHED, file_error, file_name},
-    frame::{self, FRAME_BYTES, Frame, HEADER_BYTES, Header, Kind},
     level::{self, RecordLevel},
+    log_frame::{self, FRAME_BYTES, Frame, HEADER_BYTES, Header, Kind},
     recovery::{self, Recovered, SNAPSHOT_END},
     snapshot::append_frames,
 };
@@ -266,7 +266,7 @@ impl StandbyLog {
         let (start, length) = (self.accepted.len(), frame.bytes());
         self.accepted.extend_from_slice(&bytes[..length]);
         // The frame says what is on the disk of the leader; here it is the own disk that counts.
-        frame::seal(&mut self.accepted[start..], next, self.synced_frame);
+        log_frame::seal(&mut self.accepted[start..], next, self.synced_frame);
         Ok(length)
     }
 
@@ -448,7 +448,7 @@ impl Compaction {
                 Ok(())
             })?;
             let mut end = [0; FRAME_BYTES];
-            frame::seal(&mut end, SNAPSHOT_END, self.first_frame);
+            log_frame::seal(&mut end, SNAPSHOT_END, self.first_frame);
             file.append(&end)?;
             file.sync()?;
             directory.disk().rename(UNFINISHED, &file_name(kind, self.number))?;

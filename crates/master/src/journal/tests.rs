@@ -12,7 +12,7 @@ use mooncake_base::{
     Version,
 };
 
-use super::{disk::Disk, frame::HEADER_BYTES, simulated_disk::SimulatedDisk, *};
+use super::{disk::Disk, log_frame::HEADER_BYTES, simulated_disk::SimulatedDisk, *};
 use crate::state::{
     Listing, ObjectState, Put, PutOptions, PutRef, Rules, SegmentSpec, Selector, State,
 };

@@ -12,7 +12,7 @@ use super::{
     Journal, LOG_BYTES_MAX, LogSync, LogWriter, NOTHING_WAITS, NewFile, OnLogFailure,
     directory::{file_error, file_name},
     disk::LogFile,
-    frame::{self, Header, Kind},
+    log_frame::{self, Header, Kind},
     queue::Batch,
 };
 
@@ -61,7 +61,7 @@ impl Journal {
         let (next_frame, synced) = (&mut writer.next_frame, writer.synced_frame);
         let mut frames = 0;
         let bytes = batch.frames(first, end, |frame| {
-            frame::seal(frame, *next_frame, synced);
+            log_frame::seal(frame, *next_frame, synced);
             *next_frame += 1;
             frames += 1;
         });
@@ -94,7 +94,7 @@ impl Journal {
         writer.number = new_file.number;
         writer.next_file = new_file.number + 1;
         writer.first_frame = writer.next_frame;
-        writer.length = frame::HEADER_BYTES as u64;
+        writer.length = log_frame::HEADER_BYTES as u64;
         let old = writer.file.replace(new_file.file);
         writer.marker = new_file.marker.or_else(|| writer.marker.take());
         if self.sync != LogSync::Never && writer.synced_frame < writer.next_frame {

@@ -1,16 +1,16 @@
 //! TCP: works between any two hosts, at the cost of the network stack.
 //!
 //! One listener serves two protocols, distinguished by the first 8 bytes of a connection: native
-//! frames ([`frame`]), which carry up to thousands of ranges each, and upstream's frames
+//! frames ([`data_frame`]), which carry up to thousands of ranges each, and upstream's frames
 //! ([`compat_frame`]), which carry one range each. Payload moves between socket and registered
 //! memory without an intermediate copy ([`vectored_io`]). [`server`] runs on tokio and gives the
 //! busiest connections dedicated threads. On the client's side ([`client`]) the calling thread drives
 //! its transfer.
 
+mod batch_split;
 mod client;
 mod compat_frame;
-mod frame;
-mod framing;
+mod data_frame;
 #[cfg(test)]
 mod fuzz;
 mod server;

@@ -4,7 +4,7 @@ use mooncake_base::{Error, ErrorCode, Result};
 
 use crate::journal::{
     directory::{Directory, file_error, file_name},
-    frame::{FRAME_BYTES, Frame, HEADER_BYTES, Header, Kind, frame_bytes},
+    log_frame::{FRAME_BYTES, Frame, HEADER_BYTES, Header, Kind, frame_bytes},
 };
 
 /// Bytes that are read at a time, beside a frame that is larger.

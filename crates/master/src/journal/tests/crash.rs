@@ -307,7 +307,7 @@ fn long_queue_is_written_in_frames_that_can_be_read() {
     let log = disk.read(&file_name(Kind::Log, pool.journal().writer.lock().number)).unwrap();
     let (mut at, mut longest) = (HEADER_BYTES, 0);
     while at < log.len() {
-        let frame = frame::Frame::read(&log[at..]).unwrap();
+        let frame = log_frame::Frame::read(&log[at..]).unwrap();
         longest = longest.max(frame.bytes());
         at += frame.bytes();
     }
@@ -344,7 +344,7 @@ fn large_head_of_snapshot_is_written_in_frames_that_can_be_read() {
     let snapshot = disk.read(&file_name(Kind::Snapshot, number)).unwrap();
     let (mut at, mut longest) = (HEADER_BYTES, 0);
     while at < snapshot.len() {
-        let frame = frame::Frame::read(&snapshot[at..]).unwrap();
+        let frame = log_frame::Frame::read(&snapshot[at..]).unwrap();
         longest = longest.max(frame.bytes());
         at += frame.bytes();
     }

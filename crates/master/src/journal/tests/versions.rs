@@ -36,7 +36,7 @@ fn copy(from: &Path, to: &Path) {
 
 #[test]
 fn log_of_each_known_version_is_read() {
-    let versions = [frame::VERSION];
+    let versions = [log_frame::VERSION];
     for version in versions {
         let data = data(version);
         if !data.exists() {
@@ -56,7 +56,7 @@ fn log_of_unknown_version_is_refused_with_remedy() {
     let path = fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path());
     let path = path.into_iter().find(|path| path.to_string_lossy().contains("log-")).unwrap();
     let written = fs::read(&path).unwrap();
-    for version in [1, frame::VERSION + 1] {
+    for version in [1, log_frame::VERSION + 1] {
         let mut bytes = written.clone();
         bytes[8..12].copy_from_slice(&version.to_le_bytes());
         fs::write(&path, &bytes).unwrap();
@@ -65,7 +65,7 @@ fn log_of_unknown_version_is_refused_with_remedy() {
         for part in [
             format!("file={}", path.display()),
             format!("file_version={version}"),
-            format!("our_version={}", frame::VERSION),
+            format!("our_version={}", log_frame::VERSION),
             format!("mv {folder} {folder}.old"),
         ] {
             assert!(error.contains(&part), "{part}: {error}");
@@ -82,7 +82,7 @@ fn earlier_master_can_read_log_until_it_is_finalized() {
     assert_eq!(level_of(fresh.path()), RecordLevel::PRESENT);
 
     let folder = tempfile::tempdir().unwrap();
-    copy(&data(frame::VERSION), folder.path());
+    copy(&data(log_frame::VERSION), folder.path());
     assert_eq!(level_of(folder.path()), RecordLevel::FIRST);
     let pool = Pool::open(folder.path());
     let needs_disks = || level::check(Some(pool.journal()), RecordLevel::DISKS, "a directory");

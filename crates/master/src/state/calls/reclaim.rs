@@ -1,16 +1,16 @@
 //! Allocation of memory for replicas, and eviction to make space.
 //!
 //! A put that finds free memory is done at once. Otherwise a search (`search.rs`) evicts, step by step
-//! as the rules in `verdict.rs` say:
+//! as the rules in `next_step.rs` say:
 //! first the objects that the eviction order names (`victims.rs`), and if those do not make
 //! a large enough run within a bounded number of steps, a window of adjacent memory that holds only
 //! evictable objects (`window.rs`). A search that takes longer goes on in slices, between
 //! which the state is unlocked, and what it evicted is kept for it.
 
 pub(in crate::state) mod free_memory;
+pub(in crate::state) mod next_step;
 pub(in crate::state) mod out_of_space;
 pub(in crate::state) mod search;
-pub(in crate::state) mod verdict;
 pub(in crate::state) mod victims;
 pub(in crate::state) mod window;
 

@@ -4,7 +4,7 @@
 //! 8 bytes precedes the payload of a read, and follows a write once its bytes were applied. Version
 //! 1 has no status: the peer signals a refused request only by closing the connection.
 
-use super::frame::{Malformed, array};
+use super::data_frame::{Malformed, array};
 use crate::transfer_entry::{Opcode, RemoteRange};
 
 /// The length of a request's header.

@@ -7,7 +7,7 @@ use mooncake_base::{
 
 use super::{
     compat_frame::{self, Header, Status},
-    frame::{
+    data_frame::{
         self, CLAIM_BYTES, GREETING_BYTES, Greeting, REQUEST_BYTES, RESPONSE_BYTES, Refusal,
         RequestHeader, ResponseHeader, TokenClaim, VERDICT_BYTES, VERSION, Verdict,
     },
@@ -52,7 +52,7 @@ fn request_bytes(count: usize) -> Vec<u8> {
     let payload = 64 * count as u64;
     RequestHeader { opcode: Opcode::Write, count, sequence: 5, payload }.encode(&mut wire);
     for index in 0..count as u64 {
-        frame::encode_entry(RemoteRange { address: index << 12, length: 64 }, &mut wire);
+        data_frame::encode_entry(RemoteRange { address: index << 12, length: 64 }, &mut wire);
     }
     wire
 }
@@ -64,11 +64,11 @@ fn request(bytes: &[u8]) -> u64 {
     header.encode(&mut wire);
     assert_eq!(wire, head);
     let mut ranges = Vec::new();
-    if frame::decode_entries(&header, table, &mut ranges).is_err() {
+    if data_frame::decode_entries(&header, table, &mut ranges).is_err() {
         return 2;
     }
     for range in &ranges {
-        frame::encode_entry(*range, &mut wire);
+        data_frame::encode_entry(*range, &mut wire);
     }
     assert_eq!(wire, bytes);
     assert_eq!(ranges.iter().map(|range| range.length).sum::<u64>(), header.payload);

@@ -18,7 +18,7 @@ use self::{
     pins::PinTable,
 };
 use super::{
-    frame::{CLAIM_BYTES, GREETING_BYTES, Greeting, MAGIC, TokenClaim, VERSION, Verdict},
+    data_frame::{CLAIM_BYTES, GREETING_BYTES, Greeting, MAGIC, TokenClaim, VERSION, Verdict},
     socket_options::set_socket_options,
 };
 use crate::{

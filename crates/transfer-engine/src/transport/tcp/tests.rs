@@ -15,7 +15,7 @@ use self::support::{AT_ONCE, Memory, Owner, WireProtocol, entries, moved, outcom
 use super::*;
 use crate::transfer_entry::{Opcode, TransferEntry};
 
-const PAYLOAD_BYTES_MAX: usize = frame::PAYLOAD_BYTES_MAX as usize;
+const PAYLOAD_BYTES_MAX: usize = data_frame::PAYLOAD_BYTES_MAX as usize;
 
 #[test]
 fn moves_any_length_in_both_directions() {

@@ -11,8 +11,8 @@ use crate::state::ids::BlockId;
 use crate::state::{
     calls::reclaim::{
         Allocation, Pending, Reclaimer,
+        next_step::{SearchMethod, SearchOutcome, SearchStep, SearchView},
         out_of_space::RefusedUse,
-        verdict::{SearchMethod, SearchOutcome, SearchStep, SearchView},
         window::Scan,
     },
     ids::SegmentSlot,

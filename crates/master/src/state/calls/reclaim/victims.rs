@@ -4,7 +4,7 @@ use mooncake_base::Moment;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::state::{
-    calls::reclaim::{Reclaimer, search::Search, verdict::SearchOutcome},
+    calls::reclaim::{Reclaimer, next_step::SearchOutcome, search::Search},
     catalog::order::EvictionPass,
     ids::{BlockId, ObjectSlot, SegmentSlot},
     inventory::{

@@ -10,7 +10,7 @@ use mooncake_base::Moment;
 use rustc_hash::FxHashSet;
 
 use crate::state::{
-    calls::reclaim::{Reclaimer, search::Search, verdict::SearchOutcome, victims},
+    calls::reclaim::{Reclaimer, next_step::SearchOutcome, search::Search, victims},
     catalog::order::EvictionPass,
     ids::{BlockId, ObjectSlot, SegmentSlot},
     inventory::{

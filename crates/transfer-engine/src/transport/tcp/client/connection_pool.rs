@@ -25,7 +25,7 @@ use crate::{
     transport::{
         TimeLimits,
         tcp::{
-            frame::{Greeting, TokenClaim, VERDICT_BYTES, VERSION, Verdict},
+            data_frame::{Greeting, TokenClaim, VERDICT_BYTES, VERSION, Verdict},
             socket_options::is_local,
         },
     },

@@ -18,9 +18,9 @@ use crate::{
     transport::{
         Path, TimeLimits, TransportKind,
         tcp::{
+            batch_split::{FRAME_BYTES, FrameLimits, Framer, Part, fail_unfinished},
             compat_frame,
-            frame::{self, Refusal, RequestHeader, ResponseHeader},
-            framing::{FRAME_BYTES, FrameLimits, Framer, Part, fail_unfinished},
+            data_frame::{self, Refusal, RequestHeader, ResponseHeader},
             vectored_io::Span,
         },
     },
@@ -108,7 +108,7 @@ impl TcpPath {
         let (count, bytes) = open.fold((0_usize, 0_usize), |(count, bytes), entry| {
             (count + 1, bytes.saturating_add(entry.local.length()))
         });
-        if bytes < FRAME_BYTES && count <= frame::ENTRIES_MAX {
+        if bytes < FRAME_BYTES && count <= data_frame::ENTRIES_MAX {
             return Ok(());
         }
         let first = self.pool.acquire(limits)?;
@@ -290,7 +290,7 @@ impl FrameExchange<'_> {
         self.connection.wire.clear();
         request.encode(&mut self.connection.wire);
         for part in self.parts {
-            frame::encode_entry(part.remote, &mut self.connection.wire);
+            data_frame::encode_entry(part.remote, &mut self.connection.wire);
         }
         self.load_spans(self.opcode == Opcode::Write, &[]);
         if let Err(failure) = self.connection.send(self.limits) {
@@ -305,12 +305,12 @@ impl FrameExchange<'_> {
         &mut self,
         request: &RequestHeader,
     ) -> Result<FrameOutcome, (io::Error, bool)> {
-        let mut header = [0; frame::RESPONSE_BYTES];
+        let mut header = [0; data_frame::RESPONSE_BYTES];
         self.connection.read(&mut header, self.limits).map_err(|source| (source, true))?;
         let mid_response = |source: io::Error| (source, false);
         let answer =
             ResponseHeader::decode(&header, request).map_err(|bad| mid_response(bad.into()))?;
-        let mut list = vec![0; answer.refused * frame::REFUSAL_BYTES];
+        let mut list = vec![0; answer.refused * data_frame::REFUSAL_BYTES];
         self.connection.read(&mut list, self.limits).map_err(mid_response)?;
         let refusals =
             Refusal::decode_all(&list, self.parts.len()).map_err(|bad| mid_response(bad.into()))?;
@@ -323,7 +323,7 @@ impl FrameExchange<'_> {
             let expected: u64 = self.connection.spans.iter().map(|span| span.length() as u64).sum();
             if answer.payload != expected {
                 return Err(mid_response(
-                    frame::Malformed("the length of the payload is wrong").into(),
+                    data_frame::Malformed("the length of the payload is wrong").into(),
                 ));
             }
             self.receive_parts().map_err(mid_response)?;

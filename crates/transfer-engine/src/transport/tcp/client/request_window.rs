@@ -23,11 +23,11 @@ use crate::{
     transport::{
         TimeLimits,
         tcp::{
-            frame::{
+            batch_split::{FRAME_BYTES, FrameLimits, Framer, Part},
+            data_frame::{
                 self, Malformed, REFUSAL_BYTES, RESPONSE_BYTES, Refusal, RequestHeader,
                 ResponseHeader,
             },
-            framing::{FRAME_BYTES, FrameLimits, Framer, Part},
             vectored_io::{self, BlockMode, Cursor, Span},
         },
     },
@@ -228,7 +228,7 @@ impl<'a> WindowedConnection<'a> {
         request.wire.clear();
         header.encode(&mut request.wire);
         for part in &request.parts {
-            frame::encode_entry(part.remote, &mut request.wire);
+            data_frame::encode_entry(part.remote, &mut request.wire);
         }
         request.spans.clear();
         if opcode == Opcode::Write {

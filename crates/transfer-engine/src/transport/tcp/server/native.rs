@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     transfer_entry::{Opcode, RemoteRange},
-    transport::tcp::frame::{
+    transport::tcp::data_frame::{
         ENTRY_BYTES, REQUEST_BYTES, Refusal, RequestHeader, ResponseHeader, array, decode_entries,
     },
 };

@@ -20,7 +20,7 @@ use crate::{
         Path, TimeLimits, Transport,
         tcp::{
             TcpServerSettings, TcpSettings, TcpTransport,
-            frame::{GREETING_BYTES, Greeting, RequestHeader, VERSION, encode_entry},
+            data_frame::{GREETING_BYTES, Greeting, RequestHeader, VERSION, encode_entry},
         },
     },
 };

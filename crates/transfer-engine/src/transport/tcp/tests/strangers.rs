@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    super::frame::{Greeting, VERSION},
+    super::data_frame::{Greeting, VERSION},
     support::{Memory, Owner, WireProtocol, moved, soon},
 };
 use crate::{transfer_entry::Opcode, transport::tcp::TcpServerSettings};

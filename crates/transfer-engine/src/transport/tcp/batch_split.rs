@@ -2,7 +2,7 @@
 
 use mooncake_base::{Endpoint, Error, ErrorCode, Result};
 
-use super::{frame::ENTRIES_MAX, vectored_io::Span};
+use super::{data_frame::ENTRIES_MAX, vectored_io::Span};
 use crate::transfer_entry::{RemoteRange, TransferEntry};
 
 /// A part of an entry that fits into one frame.
@@ -129,7 +129,7 @@ pub(super) fn fail_unfinished(entries: &mut [TransferEntry], error: &Error) {
     }
 }
 
-const _: () = assert!(FRAME_BYTES as u64 <= super::frame::PAYLOAD_BYTES_MAX);
+const _: () = assert!(FRAME_BYTES as u64 <= super::data_frame::PAYLOAD_BYTES_MAX);
 
 #[cfg(test)]
 mod tests {
