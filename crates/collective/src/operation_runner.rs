@@ -32,8 +32,8 @@ impl OperationRunner {
         Arc::new(Self { rank, contributions, silence_limit })
     }
 
-    /// Carries out one operation, again if the view changes meanwhile.
-    async fn attempt(&self, operation: &Operation) -> Outcome {
+    /// Attempts an operation, again if the view changes meanwhile, until an attempt is whole or one fails.
+    async fn run_until_whole(&self, operation: &Operation) -> Outcome {
         let (mut begun, call) = (false, operation.call());
         loop {
             let view = match self.start_attempt(&mut begun, call).await {
@@ -120,7 +120,7 @@ impl CarryOut for OperationRunner {
         Box::pin(async move {
             let (kind, bytes) = (operation.kind(), operation.source_bytes());
             let recording = Recording::begin(&self.rank.metrics, kind, bytes);
-            let outcome = self.attempt(&operation).await;
+            let outcome = self.run_until_whole(&operation).await;
             recording.end(&outcome);
             outcome
         })

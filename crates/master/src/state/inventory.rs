@@ -13,6 +13,7 @@ pub(in crate::state) mod disks;
 pub(in crate::state) mod errors;
 pub(in crate::state) mod eviction;
 pub(in crate::state) mod expiry;
+pub(in crate::state) mod hold;
 pub(in crate::state) mod lifecycle;
 pub(in crate::state) mod memory;
 pub(in crate::state) mod memory_use;

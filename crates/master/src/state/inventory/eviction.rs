@@ -9,7 +9,7 @@ use crate::state::{
         Inventory,
         clients::wants_offload,
         disks,
-        moves::{self, MemoryHold},
+        hold::{MemoryHold, memory_hold},
     },
     lease::Timestamp,
     pool::freed::FreedTo,
@@ -56,7 +56,7 @@ impl Inventory {
         if spared == Some(object) {
             return Verdict::Skip;
         }
-        let hold = moves::memory_hold(self, now, object);
+        let hold = memory_hold(self, now, object);
         if let MemoryHold::Until(end) = hold {
             Verdict::Wait(end)
         } else if pass == EvictionPass::Plain && flags.has(Flags::SOFT_PINNED) {
@@ -141,8 +141,7 @@ fn classify_group(
 ) -> Verdict {
     // A group is not looked through while the member that kept it before still does.
     let blocker = inventory.catalog.groups.blocker(object);
-    if let Some(MemoryHold::Until(end)) =
-        blocker.map(|member| moves::memory_hold(inventory, now, member))
+    if let Some(MemoryHold::Until(end)) = blocker.map(|member| memory_hold(inventory, now, member))
     {
         return Verdict::Wait(end);
     }
@@ -156,7 +155,7 @@ fn classify_group(
     let slice = (*steps).max(GROUP_SLICE);
     let (mut found, mut first_to_move) = (None, None);
     for &member in members[examined..].iter().take(slice) {
-        match moves::memory_hold(inventory, now, member) {
+        match memory_hold(inventory, now, member) {
             MemoryHold::Until(end) => {
                 found = Some((end, member));
                 break;

@@ -8,7 +8,7 @@ use crate::state::{
     ids::{ObjectSlot, SegmentSlot, Slot},
     inventory::{
         Inventory,
-        moves::{self, MemoryHold},
+        hold::{MemoryHold, memory_hold},
     },
     pool::request::SegmentFilter,
 };
@@ -154,9 +154,8 @@ pub(in crate::state) fn blocker(
     now: Moment,
     group: &[ObjectSlot],
 ) -> Blocker {
-    let is_leased = |&member: &ObjectSlot| {
-        matches!(moves::memory_hold(inventory, now, member), MemoryHold::Until(_))
-    };
+    let is_leased =
+        |&member: &ObjectSlot| matches!(memory_hold(inventory, now, member), MemoryHold::Until(_));
     let is_soft =
         |&member: &ObjectSlot| inventory.catalog.objects.at(member).flags.has(Flags::SOFT_PINNED);
     if group.iter().any(is_leased) {

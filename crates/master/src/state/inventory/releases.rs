@@ -10,7 +10,7 @@ use crate::state::{
     inventory::{
         Inventory,
         ahead::{LOOKED_AT_MAX, ORDER_PATIENCE, RELEASED_MAX, RELEASED_SLICE},
-        moves::{self, MemoryHold},
+        hold::{MemoryHold, memory_hold},
         released::release,
     },
 };
@@ -141,7 +141,7 @@ fn may_be_released(
         let mut copies = object.replicas.iter();
         spared != Some(member)
             && !object.flags.has(Flags::SOFT_PINNED)
-            && moves::memory_hold(inventory, now, member) == MemoryHold::None
+            && memory_hold(inventory, now, member) == MemoryHold::None
             && copies.all(|copy| inventory.segments().at(copy.segment).is_mounted())
     })
 }
