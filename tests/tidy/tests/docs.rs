@@ -96,6 +96,47 @@ fn is_mapped(file: &str, named: &BTreeSet<String>) -> bool {
     is_plain || named.iter().any(is_covered)
 }
 
+/// A page names what a file holds behind the file, as in `state/rules.rs: Rules, fence`. The path is from the
+/// root, or below the folder in the head of the table.
+#[test]
+fn names_behind_files_in_documents_exist() {
+    let (head, named) = (
+        regex(r"^\| .* \| In `([^`]+)/` \|$"),
+        regex(r"`([A-Za-z0-9_./-]+\.(?:rs|py|pyi|proto)): ([A-Za-z0-9_:., ]+)`"),
+    );
+    let mut found = Vec::new();
+    let mut names = 0;
+    for page in pages() {
+        let mut folder = None;
+        for (index, line) in page.text.lines().enumerate() {
+            match head.captures(line) {
+                Some(parts) => folder = Some(parts[1].to_owned()),
+                None if !line.starts_with('|') => folder = None,
+                None => {}
+            }
+            for parts in named.captures_iter(line) {
+                let below = folder.iter().map(|folder| root().join(folder).join(&parts[1]));
+                let mut paths = below.chain([root().join(&parts[1])]);
+                let text = paths.find_map(|path| std::fs::read_to_string(path).ok());
+                for name in parts[2].split(", ").flat_map(|name| name.split("::")) {
+                    names += 1;
+                    if !text.as_ref().is_some_and(|text| is_defined(text, name)) {
+                        found.push(format!("{}:{}: {}: {name}", page.path, index + 1, &parts[1]));
+                    }
+                }
+            }
+        }
+    }
+    assert!(names > 50, "the names were not found");
+    report("names that the file does not define", &found);
+}
+
+/// Returns whether a file defines an item, a method or a variant of that name.
+fn is_defined(text: &str, name: &str) -> bool {
+    let keywords = r"(?:fn|struct|enum|trait|type|const|static|mod|def|class|message|macro_rules!)";
+    regex(&format!(r"(?m)\b{keywords} {name}\b|^ +(?:pub )?{name}(?:,$|\(|: | \{{)")).is_match(text)
+}
+
 /// The pages that people write.
 fn pages() -> Vec<File> {
     files().into_iter().filter(|file| file.is("md") && !file.is_generated()).collect()
