@@ -83,7 +83,7 @@ class Program:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def communicate(self, timeout: float) -> tuple[str, str]:
-        """Waits for the end, and returns what the program wrote that nobody has read."""
+        """Wait for the end, and return what the program wrote that nobody has read."""
         texts = dict.fromkeys((self.stdout, self.stderr), "")
 
         def read(stream: IO[str]) -> None:
@@ -108,7 +108,7 @@ class Program:
 
 
 def interpreter(command: Sequence[str | Path], env: dict[str, str]) -> subprocess.Popen[str]:
-    """Starts a program as `Program` does, in an interpreter of its own."""
+    """Start a program as `Program` does, in an interpreter of its own."""
     pipe = subprocess.PIPE
     return subprocess.Popen(
         [sys.executable, *command], env=env, text=True, stdin=pipe, stdout=pipe, stderr=pipe
@@ -117,7 +117,7 @@ def interpreter(command: Sequence[str | Path], env: dict[str, str]) -> subproces
 
 @functools.cache
 def forker() -> socket.socket:
-    """Starts the process that forks programs, and returns the socket for its requests."""
+    """Start the process that forks programs, and return the socket for its requests."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     source = f"import {__name__}; exec({__name__}.serve({theirs.fileno()}))"
     # Libraries for linear algebra start threads when they are loaded, otherwise.
@@ -136,7 +136,7 @@ def forker() -> socket.socket:
 
 
 def serve(requests_fd: int) -> CodeType:
-    """Forks a process for each request, and returns in it, with the program to execute.
+    """Fork a process for each request, and return in it, with the program to execute.
 
     In the process itself it returns an empty program at the end of the requests.
     """
@@ -178,7 +178,7 @@ def serve(requests_fd: int) -> CodeType:
 
 
 def become(command: list[str], env: dict[str, str], cwd: str, streams: list[int]) -> CodeType:
-    """Makes this process look as the command would have been started, and returns its program."""
+    """Make this process look as the command would have been started, and return its program."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
