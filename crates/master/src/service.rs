@@ -43,7 +43,10 @@ use std::{
 
 use bytes::Bytes;
 use mooncake_base::{Clock, Error, Moment, Result, SegmentId};
-use mooncake_proto::v1::{self, request, response};
+use mooncake_proto::{
+    calls::Method,
+    v1::{self, request, response},
+};
 
 #[cfg(any(test, feature = "test-util"))]
 pub use self::guarded_state::{GuardedState, Slice};
@@ -62,7 +65,7 @@ use self::{
     connection::ConnectionEnd,
     disks::DiskService,
     objects::ObjectService,
-    op_metrics::{Op, OpMetrics},
+    op_metrics::OpMetrics,
     quotas::QuotaService,
     repeated_calls::RepeatedCalls,
     shared_state::SharedState,
@@ -182,44 +185,42 @@ impl Service {
     }
 
     fn execute(&self, request: v1::Request, origin: &Origin) -> v1::Response {
-        use request::Call;
-        use response::Call as Answer;
         let pending = self.begin_call(&request);
-        let (clients, objects) = (&self.clients, &self.objects);
-        let answer = match request.call {
-            Some(Call::Register(r)) => clients.register(&r, origin).map(Answer::Register),
-            Some(Call::Heartbeat(r)) => clients.heartbeat(&r).map(Answer::Heartbeat),
-            Some(Call::Unregister(r)) => self.unregister(&r).map(Answer::Unregister),
-            Some(Call::Mount(r)) => clients.mount(r).map(Answer::Mount),
-            Some(Call::Unmount(r)) => clients.unmount(&r).map(Answer::Unmount),
-            Some(Call::PutStart(r)) => objects.put_start(r).map(Answer::PutStart),
-            Some(Call::PutRenew(r)) => objects.put_renew(&r).map(Answer::PutRenew),
-            Some(Call::PutEnd(r)) => objects.put_end(&r).map(Answer::PutEnd),
-            Some(Call::PutRevoke(r)) => objects.put_revoke(&r).map(Answer::PutRevoke),
-            Some(Call::Locate(r)) => objects.locate(&r).map(Answer::Locate),
-            Some(Call::Verify(r)) => objects.verify(&r).map(Answer::Verify),
-            Some(Call::Probe(r)) => objects.probe(&r).map(Answer::Probe),
-            Some(Call::Describe(r)) => objects.describe(&r).map(Answer::Describe),
-            Some(Call::SetExpiry(r)) => objects.set_expiry(&r).map(Answer::SetExpiry),
-            Some(Call::Remove(r)) => objects.remove(&r).map(Answer::Remove),
-            Some(Call::RemoveMatching(r)) => {
-                objects.remove_matching(&r).map(Answer::RemoveMatching)
-            }
-            Some(Call::ListObjects(r)) => objects.list_objects(&r).map(Answer::ListObjects),
-            Some(Call::ListSegments(_)) => Ok(Answer::ListSegments(self.list_segments())),
-            Some(Call::Status(_)) => Ok(Answer::Status(self.status())),
-            Some(call) => self.dispatch_task(call, request.call_number),
-            None => Err(Error::invalid("the request has no call known to this master")),
-        };
+        let none = || Error::invalid("the request has no call known to this master");
+        let call = request.call.ok_or_else(none);
+        let answer = call.and_then(|call| self.execute_call(call, request.call_number, origin));
         self.end_call(pending, answer)
     }
 
-    /// Executes the calls about tasks, disks, drains and quotas.
-    fn dispatch_task(&self, call: request::Call, number: u64) -> Result<response::Call> {
+    fn execute_call(
+        &self,
+        call: request::Call,
+        number: u64,
+        origin: &Origin,
+    ) -> Result<response::Call> {
         use request::Call;
         use response::Call as Answer;
-        let (tasks, disks, quotas) = (&self.tasks, &self.disks, &self.quotas);
+        let Self { clients, objects, tasks, disks, quotas, .. } = self;
         match call {
+            Call::Register(r) => clients.register(&r, origin).map(Answer::Register),
+            Call::Heartbeat(r) => clients.heartbeat(&r).map(Answer::Heartbeat),
+            Call::Unregister(r) => self.unregister(&r).map(Answer::Unregister),
+            Call::Mount(r) => clients.mount(r).map(Answer::Mount),
+            Call::Unmount(r) => clients.unmount(&r).map(Answer::Unmount),
+            Call::PutStart(r) => objects.put_start(r).map(Answer::PutStart),
+            Call::PutRenew(r) => objects.put_renew(&r).map(Answer::PutRenew),
+            Call::PutEnd(r) => objects.put_end(&r).map(Answer::PutEnd),
+            Call::PutRevoke(r) => objects.put_revoke(&r).map(Answer::PutRevoke),
+            Call::Locate(r) => objects.locate(&r).map(Answer::Locate),
+            Call::Verify(r) => objects.verify(&r).map(Answer::Verify),
+            Call::Probe(r) => objects.probe(&r).map(Answer::Probe),
+            Call::Describe(r) => objects.describe(&r).map(Answer::Describe),
+            Call::SetExpiry(r) => objects.set_expiry(&r).map(Answer::SetExpiry),
+            Call::Remove(r) => objects.remove(&r).map(Answer::Remove),
+            Call::RemoveMatching(r) => objects.remove_matching(&r).map(Answer::RemoveMatching),
+            Call::ListObjects(r) => objects.list_objects(&r).map(Answer::ListObjects),
+            Call::ListSegments(_) => Ok(Answer::ListSegments(self.list_segments())),
+            Call::Status(_) => Ok(Answer::Status(self.status())),
             Call::CreateTasks(r) => tasks.create_tasks(&r, number).map(Answer::CreateTasks),
             Call::QueryTasks(r) => tasks.query_tasks(&r).map(Answer::QueryTasks),
             Call::FetchTasks(r) => tasks.fetch_tasks(&r).map(Answer::FetchTasks),
@@ -236,7 +237,6 @@ impl Service {
             Call::CancelDrainJobs(r) => tasks.cancel_drain_jobs(&r).map(Answer::CancelDrainJobs),
             Call::QueryQuotas(r) => quotas.query_quotas(&r).map(Answer::QueryQuotas),
             Call::SetQuotas(r) => quotas.set_quotas(&r).map(Answer::SetQuotas),
-            _ => Err(Error::internal("a call is missing from the dispatch")),
         }
     }
 
@@ -270,12 +270,12 @@ impl Service {
     }
 
     fn list_segments(&self) -> v1::ListSegmentsResponse {
-        self.op_metrics().count_batch(Op::ListSegments, 1, 0);
+        self.op_metrics().count_batch(Method::ListSegments, 1, 0);
         v1::ListSegmentsResponse { segments: self.segments() }
     }
 
     fn status(&self) -> v1::StatusResponse {
-        self.op_metrics().count_batch(Op::Status, 1, 0);
+        self.op_metrics().count_batch(Method::Status, 1, 0);
         let totals = self.totals();
         let addresses = self.addresses.get();
         let text = |address: Option<std::net::SocketAddr>| {

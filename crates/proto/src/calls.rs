@@ -43,25 +43,25 @@ pub enum Repetition {
     Probe,
 }
 
-/// Writes what is said of each call in `calls!` into types and functions.
+/// Writes what is said of each call in `for_each_call!` into types and functions.
 macro_rules! calls {
     ($(
-        $method:ident($request:ident -> $response:ident) $name:literal, $metric:literal, $repetition:ident,
+        $method:ident($request:ident -> $response:ident) $name:ident, $metric:literal, $repetition:ident,
         |$r:ident| items: $items:expr, keys: $keys:expr;
     )+) => {
         /// Which call it is.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum Method {
-            $(#[doc = concat!("`", $name, "`.")] $method,)+
+            $(#[doc = concat!("`", stringify!($name), "`.")] $method,)+
         }
 
         impl Method {
             /// All calls, in the order of their discriminants.
-            pub const ALL: [Self; [$($name),+].len()] = [$(Self::$method),+];
+            pub const ALL: [Self; [$(stringify!($name)),+].len()] = [$(Self::$method),+];
 
             /// Returns the name in the logs and metrics of the master, which is that of the message.
             pub const fn name(self) -> &'static str {
-                match self { $(Self::$method => $name,)+ }
+                match self { $(Self::$method => stringify!($name),)+ }
             }
 
             /// Returns the name in the metrics of clients: upstream's where there is one.
@@ -123,80 +123,89 @@ macro_rules! calls {
     };
 }
 
-calls! {
-    Register(RegisterRequest -> RegisterResponse) "register", "RegisterClient", Probe,
-        |r| items: 0, keys: Keys::None;
-    Heartbeat(HeartbeatRequest -> HeartbeatResponse) "heartbeat", "Ping", Probe,
-        |r| items: 0, keys: Keys::None;
-    Unregister(UnregisterRequest -> UnregisterResponse) "unregister", "UnregisterClient", Probe,
-        |r| items: 0, keys: Keys::None;
-    Mount(MountRequest -> MountResponse) "mount", "MountSegment", Harmless,
-        |r| items: r.segments.len(), keys: Keys::None;
-    Unmount(UnmountRequest -> UnmountResponse) "unmount", "UnmountSegment", Numbered,
-        |r| items: r.segments.len(), keys: Keys::None;
-    PutStart(PutStartRequest -> PutStartResponse) "put_start", "PutStart", StartsPut,
-        |r| items: r.count(), keys: Keys::Column(r.key_column());
-    PutEnd(PutEndRequest -> PutEndResponse) "put_end", "PutEnd", ClosesPut,
-        |r| items: items::count_refs(r.columns.as_ref()), keys: Keys::None;
-    PutRevoke(PutRevokeRequest -> PutRevokeResponse) "put_revoke", "PutRevoke", ClosesPut,
-        |r| items: items::count_refs(r.columns.as_ref()), keys: Keys::None;
-    PutRenew(PutRenewRequest -> PutRenewResponse) "put_renew", "PutRenew", Harmless,
-        |r| items: r.versions.len(), keys: Keys::None;
-    Locate(LocateRequest -> LocateResponse) "locate", "GetReplicaList", Harmless,
-        |r| items: r.count(), keys: Keys::Column(r.keys.as_ref());
-    Verify(VerifyRequest -> VerifyResponse) "verify", "Verify", Harmless,
-        |r| items: r.reads.len(), keys: Keys::Reads(&r.reads);
-    Probe(ProbeRequest -> ProbeResponse) "probe", "ExistKey", Harmless,
-        |r| items: r.keys.len().saturating_mul(1 + r.suffixes.len()), keys: Keys::List(&r.keys);
-    Remove(RemoveRequest -> RemoveResponse) "remove", "Remove", Numbered,
-        |r| items: r.keys.len(), keys: Keys::List(&r.keys);
-    RemoveMatching(RemoveMatchingRequest -> RemoveMatchingResponse)
-        "remove_matching", "RemoveByRegex", Numbered,
-        |r| items: 0, keys: Keys::None;
-    ListObjects(ListObjectsRequest -> ListObjectsResponse) "list_objects", "ListObjects", Harmless,
-        |r| items: 0, keys: Keys::None;
-    ListSegments(ListSegmentsRequest -> ListSegmentsResponse)
-        "list_segments", "ListSegments", Harmless,
-        |r| items: 0, keys: Keys::None;
-    Status(StatusRequest -> StatusResponse) "status", "Status", Probe,
-        |r| items: 0, keys: Keys::None;
-    Describe(DescribeRequest -> DescribeResponse) "describe", "Describe", Harmless,
-        |r| items: r.keys.len(), keys: Keys::List(&r.keys);
-    SetExpiry(SetExpiryRequest -> SetExpiryResponse) "set_expiry", "SetExpiry", Numbered,
-        |r| items: r.keys.len(), keys: Keys::List(&r.keys);
-    CreateTasks(CreateTasksRequest -> CreateTasksResponse) "create_tasks", "CreateTasks", Numbered,
-        |r| items: r.tasks.len(), keys: Keys::None;
-    QueryTasks(QueryTasksRequest -> QueryTasksResponse) "query_tasks", "QueryTask", Harmless,
-        |r| items: r.tasks.len(), keys: Keys::None;
-    FetchTasks(FetchTasksRequest -> FetchTasksResponse) "fetch_tasks", "FetchTasks", Harmless,
-        |r| items: 0, keys: Keys::None;
-    EndTasks(EndTasksRequest -> EndTasksResponse) "end_tasks", "MarkTaskToComplete", Numbered,
-        |r| items: r.ends.len(), keys: Keys::None;
-    MountDisk(MountDiskRequest -> MountDiskResponse) "mount_disk", "MountLocalDiskSegment", Numbered,
-        |r| items: 0, keys: Keys::None;
-    UnmountDisk(UnmountDiskRequest -> UnmountDiskResponse) "unmount_disk", "UnmountLocalDiskSegment",
-        Numbered, |r| items: 0, keys: Keys::None;
-    FetchOffloads(FetchOffloadsRequest -> FetchOffloadsResponse) "fetch_offloads",
-        "OffloadObjectHeartbeat", Harmless, |r| items: 0, keys: Keys::None;
-    ReportRecords(ReportRecordsRequest -> ReportRecordsResponse) "report_records",
-        "NotifyOffloadSuccess", Numbered, |r| items: items::count_records(r), keys: Keys::None;
-    ClearReplicas(ClearReplicasRequest -> ClearReplicasResponse)
-        "clear_replicas", "BatchReplicaClear", Numbered,
-        |r| items: r.keys.len(), keys: Keys::List(&r.keys);
-    CreateDrainJobs(CreateDrainJobsRequest -> CreateDrainJobsResponse)
-        "create_drain_jobs", "CreateDrainJobs", Numbered,
-        |r| items: r.jobs.len(), keys: Keys::None;
-    QueryDrainJobs(QueryDrainJobsRequest -> QueryDrainJobsResponse)
-        "query_drain_jobs", "QueryDrainJobs", Harmless,
-        |r| items: r.jobs.len(), keys: Keys::None;
-    CancelDrainJobs(CancelDrainJobsRequest -> CancelDrainJobsResponse)
-        "cancel_drain_jobs", "CancelDrainJobs", Numbered,
-        |r| items: r.jobs.len(), keys: Keys::None;
-    QueryQuotas(QueryQuotasRequest -> QueryQuotasResponse) "query_quotas", "QueryQuotas", Harmless,
-        |r| items: r.tenants.len(), keys: Keys::None;
-    SetQuotas(SetQuotasRequest -> SetQuotasResponse) "set_quotas", "SetQuotas", Numbered,
-        |r| items: r.quotas.len(), keys: Keys::None;
+/// Hands the rows of all calls to a macro that writes something of each.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! for_each_call {
+    ($write:ident) => {
+        $write! {
+            Register(RegisterRequest -> RegisterResponse) register, "RegisterClient", Probe,
+                |r| items: 0, keys: Keys::None;
+            Heartbeat(HeartbeatRequest -> HeartbeatResponse) heartbeat, "Ping", Probe,
+                |r| items: 0, keys: Keys::None;
+            Unregister(UnregisterRequest -> UnregisterResponse) unregister, "UnregisterClient", Probe,
+                |r| items: 0, keys: Keys::None;
+            Mount(MountRequest -> MountResponse) mount, "MountSegment", Harmless,
+                |r| items: r.segments.len(), keys: Keys::None;
+            Unmount(UnmountRequest -> UnmountResponse) unmount, "UnmountSegment", Numbered,
+                |r| items: r.segments.len(), keys: Keys::None;
+            PutStart(PutStartRequest -> PutStartResponse) put_start, "PutStart", StartsPut,
+                |r| items: r.count(), keys: Keys::Column(r.key_column());
+            PutEnd(PutEndRequest -> PutEndResponse) put_end, "PutEnd", ClosesPut,
+                |r| items: items::count_refs(r.columns.as_ref()), keys: Keys::None;
+            PutRevoke(PutRevokeRequest -> PutRevokeResponse) put_revoke, "PutRevoke", ClosesPut,
+                |r| items: items::count_refs(r.columns.as_ref()), keys: Keys::None;
+            PutRenew(PutRenewRequest -> PutRenewResponse) put_renew, "PutRenew", Harmless,
+                |r| items: r.versions.len(), keys: Keys::None;
+            Locate(LocateRequest -> LocateResponse) locate, "GetReplicaList", Harmless,
+                |r| items: r.count(), keys: Keys::Column(r.keys.as_ref());
+            Verify(VerifyRequest -> VerifyResponse) verify, "Verify", Harmless,
+                |r| items: r.reads.len(), keys: Keys::Reads(&r.reads);
+            Probe(ProbeRequest -> ProbeResponse) probe, "ExistKey", Harmless,
+                |r| items: r.keys.len().saturating_mul(1 + r.suffixes.len()), keys: Keys::List(&r.keys);
+            Remove(RemoveRequest -> RemoveResponse) remove, "Remove", Numbered,
+                |r| items: r.keys.len(), keys: Keys::List(&r.keys);
+            RemoveMatching(RemoveMatchingRequest -> RemoveMatchingResponse)
+                remove_matching, "RemoveByRegex", Numbered,
+                |r| items: 0, keys: Keys::None;
+            ListObjects(ListObjectsRequest -> ListObjectsResponse) list_objects, "ListObjects", Harmless,
+                |r| items: 0, keys: Keys::None;
+            ListSegments(ListSegmentsRequest -> ListSegmentsResponse)
+                list_segments, "ListSegments", Harmless,
+                |r| items: 0, keys: Keys::None;
+            Status(StatusRequest -> StatusResponse) status, "Status", Probe,
+                |r| items: 0, keys: Keys::None;
+            Describe(DescribeRequest -> DescribeResponse) describe, "Describe", Harmless,
+                |r| items: r.keys.len(), keys: Keys::List(&r.keys);
+            SetExpiry(SetExpiryRequest -> SetExpiryResponse) set_expiry, "SetExpiry", Numbered,
+                |r| items: r.keys.len(), keys: Keys::List(&r.keys);
+            CreateTasks(CreateTasksRequest -> CreateTasksResponse) create_tasks, "CreateTasks", Numbered,
+                |r| items: r.tasks.len(), keys: Keys::None;
+            QueryTasks(QueryTasksRequest -> QueryTasksResponse) query_tasks, "QueryTask", Harmless,
+                |r| items: r.tasks.len(), keys: Keys::None;
+            FetchTasks(FetchTasksRequest -> FetchTasksResponse) fetch_tasks, "FetchTasks", Harmless,
+                |r| items: 0, keys: Keys::None;
+            EndTasks(EndTasksRequest -> EndTasksResponse) end_tasks, "MarkTaskToComplete", Numbered,
+                |r| items: r.ends.len(), keys: Keys::None;
+            MountDisk(MountDiskRequest -> MountDiskResponse) mount_disk, "MountLocalDiskSegment", Numbered,
+                |r| items: 0, keys: Keys::None;
+            UnmountDisk(UnmountDiskRequest -> UnmountDiskResponse) unmount_disk, "UnmountLocalDiskSegment",
+                Numbered, |r| items: 0, keys: Keys::None;
+            FetchOffloads(FetchOffloadsRequest -> FetchOffloadsResponse) fetch_offloads,
+                "OffloadObjectHeartbeat", Harmless, |r| items: 0, keys: Keys::None;
+            ReportRecords(ReportRecordsRequest -> ReportRecordsResponse) report_records,
+                "NotifyOffloadSuccess", Numbered, |r| items: items::count_records(r), keys: Keys::None;
+            ClearReplicas(ClearReplicasRequest -> ClearReplicasResponse)
+                clear_replicas, "BatchReplicaClear", Numbered,
+                |r| items: r.keys.len(), keys: Keys::List(&r.keys);
+            CreateDrainJobs(CreateDrainJobsRequest -> CreateDrainJobsResponse)
+                create_drain_jobs, "CreateDrainJobs", Numbered,
+                |r| items: r.jobs.len(), keys: Keys::None;
+            QueryDrainJobs(QueryDrainJobsRequest -> QueryDrainJobsResponse)
+                query_drain_jobs, "QueryDrainJobs", Harmless,
+                |r| items: r.jobs.len(), keys: Keys::None;
+            CancelDrainJobs(CancelDrainJobsRequest -> CancelDrainJobsResponse)
+                cancel_drain_jobs, "CancelDrainJobs", Numbered,
+                |r| items: r.jobs.len(), keys: Keys::None;
+            QueryQuotas(QueryQuotasRequest -> QueryQuotasResponse) query_quotas, "QueryQuotas", Harmless,
+                |r| items: r.tenants.len(), keys: Keys::None;
+            SetQuotas(SetQuotasRequest -> SetQuotasResponse) set_quotas, "SetQuotas", Numbered,
+                |r| items: r.quotas.len(), keys: Keys::None;
+        }
+    };
 }
+
+for_each_call!(calls);
 
 impl request::Call {
     /// Returns the first key, truncated to the bytes present; empty if there is none, or if the call

@@ -7,6 +7,8 @@ use std::{
 
 use serde_json::{Value, json};
 
+use mooncake_proto::calls::Method;
+
 use crate::service::{Service, call_times::BOUNDS_US, op_metrics::Op};
 
 /// The sampling interval.
@@ -55,7 +57,7 @@ impl Samples {
     pub(super) fn take(&mut self, service: &Service) {
         let totals = service.totals();
         let traffic = service.traffic();
-        let count = |op| service.op_metrics().count(op);
+        let count = |op: Op| service.op_metrics().count(op);
         let calls = classes_of_calls(service);
         let new: Classes =
             std::array::from_fn(|class| calls[class].saturating_sub(self.calls[class]));
@@ -70,8 +72,8 @@ impl Samples {
             keys: totals.keys,
             gets: traffic.gets,
             hits: traffic.hits,
-            puts: count(Op::PutEnd).all_items(),
-            calls: Op::ALL.iter().map(|(op, _, _)| count(*op).calls()).sum(),
+            puts: count(Method::PutEnd.into()).all_items(),
+            calls: Op::all().map(|(op, ..)| count(op).calls()).sum(),
             evicted: totals.counters.evicted_keys,
             disk_hits: traffic.disk_hits,
             offloaded_bytes: totals.counters.offloaded_bytes,

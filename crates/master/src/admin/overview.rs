@@ -6,7 +6,6 @@ use axum::{
     response::Response,
 };
 use mooncake_base::ByteSize;
-use mooncake_proto::calls::Method;
 use serde_json::{Value, json};
 
 use super::{
@@ -228,11 +227,11 @@ fn clients(service: &Service) -> Value {
 
 /// Returns the operations called at least once, with single calls and batches added up.
 fn calls(service: &Service) -> Value {
-    let row = |(op, name, _): &(Op, &str, Option<&str>)| {
-        let count = service.op_metrics().count(*op);
+    let row = |(op, ..): (Op, _, _)| {
+        let count = service.op_metrics().count(op);
         (count != OpCount::default()).then(|| {
             json!({
-                "name": call_name(*op, name),
+                "name": op.call_name(),
                 "calls": count.calls(),
                 "items": count.all_items(),
                 "missed": count.missed,
@@ -241,30 +240,7 @@ fn calls(service: &Service) -> Value {
             })
         })
     };
-    Op::ALL.iter().filter_map(row).collect()
-}
-
-/// Returns the name of a call, which durations and the slow log have, too. The metrics have
-/// upstream's.
-const fn call_name(op: Op, of_metrics: &str) -> &str {
-    match op {
-        Op::Register => Method::Register.name(),
-        Op::Heartbeat => Method::Heartbeat.name(),
-        Op::Unregister => Method::Unregister.name(),
-        Op::Mount => Method::Mount.name(),
-        Op::Unmount => Method::Unmount.name(),
-        Op::Locate => Method::Locate.name(),
-        Op::Probe => Method::Probe.name(),
-        Op::RemoveMatching => Method::RemoveMatching.name(),
-        Op::QueryTask => Method::QueryTasks.name(),
-        Op::EndTask => Method::EndTasks.name(),
-        Op::ClearReplicas => Method::ClearReplicas.name(),
-        Op::CreateDrainJob => Method::CreateDrainJobs.name(),
-        Op::QueryDrainJob => Method::QueryDrainJobs.name(),
-        Op::CancelDrainJob => Method::CancelDrainJobs.name(),
-        Op::SetQuota => Method::SetQuotas.name(),
-        _ => of_metrics,
-    }
+    Op::all().filter_map(row).collect()
 }
 
 /// Returns the durations of calls by kind: the number of calls by class, whose upper bounds are in

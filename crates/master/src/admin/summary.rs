@@ -4,6 +4,7 @@ use std::{fmt::Write as _, time::Duration};
 
 use axum::{extract::State, response::Response};
 use mooncake_base::{ByteSize, Moment};
+use mooncake_proto::calls::Method;
 
 use super::{AdminContext, text_reply};
 use crate::{
@@ -37,33 +38,33 @@ const UNSUPPORTED_BATCHES: [&str; 1] = ["QueryIp"];
 
 /// The single calls in the line.
 const SINGLE: [(&str, Op); 8] = [
-    ("PutStart", Op::PutStart),
-    ("PutEnd", Op::PutEnd),
-    ("PutRevoke", Op::PutRevoke),
-    ("Get", Op::Locate),
-    ("Exist", Op::Probe),
-    ("Del", Op::Remove),
+    ("PutStart", Op::Call(Method::PutStart)),
+    ("PutEnd", Op::Call(Method::PutEnd)),
+    ("PutRevoke", Op::Call(Method::PutRevoke)),
+    ("Get", Op::Call(Method::Locate)),
+    ("Exist", Op::Call(Method::Probe)),
+    ("Del", Op::Call(Method::Remove)),
     ("DelAll", Op::RemoveAll),
-    ("Ping", Op::Heartbeat),
+    ("Ping", Op::Call(Method::Heartbeat)),
 ];
 
 /// The batch calls in the line.
 const BATCH: [(&str, Op); 6] = [
-    ("PutStart", Op::PutStart),
-    ("PutEnd", Op::PutEnd),
-    ("PutRevoke", Op::PutRevoke),
-    ("Get", Op::Locate),
-    ("ExistKey", Op::Probe),
-    ("Clear", Op::ClearReplicas),
+    ("PutStart", Op::Call(Method::PutStart)),
+    ("PutEnd", Op::Call(Method::PutEnd)),
+    ("PutRevoke", Op::Call(Method::PutRevoke)),
+    ("Get", Op::Call(Method::Locate)),
+    ("ExistKey", Op::Call(Method::Probe)),
+    ("Clear", Op::Call(Method::ClearReplicas)),
 ];
 
 /// The task calls in the line.
 const TASKS: [(&str, Op); 5] = [
     ("CreateMoveTask", Op::CreateMoveTask),
     ("CreateCopyTask", Op::CreateCopyTask),
-    ("QueryTask", Op::QueryTask),
-    ("FetchTasks", Op::FetchTasks),
-    ("MarkTaskToComplete", Op::EndTask),
+    ("QueryTask", Op::Call(Method::QueryTasks)),
+    ("FetchTasks", Op::Call(Method::FetchTasks)),
+    ("MarkTaskToComplete", Op::Call(Method::EndTasks)),
 ];
 
 /// A snapshot of the counters.
@@ -73,7 +74,7 @@ pub struct CounterSnapshot {
     pub at: Moment,
     /// The totals of the pool.
     pub totals: Totals,
-    /// The call counters, in the order of [`Op::ALL`].
+    /// The call counters, by [`Op::index`].
     pub counts: Vec<OpCount>,
     /// The number of snapshots taken of the log.
     pub snapshots: u64,
@@ -84,7 +85,10 @@ pub struct CounterSnapshot {
 impl CounterSnapshot {
     /// Takes a snapshot.
     pub fn take(service: &Service) -> Self {
-        let counts = Op::ALL.iter().map(|(op, _, _)| service.op_metrics().count(*op)).collect();
+        let mut counts = vec![OpCount::default(); Op::COUNT];
+        for (op, ..) in Op::all() {
+            counts[op.index()] = service.op_metrics().count(op);
+        }
         let log = service.journal_status().unwrap_or_default();
         Self {
             at: service.now(),
@@ -96,7 +100,7 @@ impl CounterSnapshot {
     }
 
     fn count(&self, op: Op) -> OpCount {
-        self.counts.get(op as usize).copied().unwrap_or_default()
+        self.counts[op.index()]
     }
 }
 
@@ -202,8 +206,8 @@ pub fn log_line(before: &CounterSnapshot, present: &CounterSnapshot) -> String {
     let (keys, clients) = (t.keys, t.clients);
     let mut text =
         format!("memory={used} of {capacity} ({percent:.1} %) objects={keys} clients={clients}");
-    for (op, name, _) in Op::ALL {
-        let (old, new) = (before.count(*op), present.count(*op));
+    for (op, name, _) in Op::all() {
+        let (old, new) = (before.count(op), present.count(op));
         let total = new.all_items().saturating_sub(old.all_items());
         if total > 0 {
             let _ = write!(text, " {name}={:.1}/s", per_second(before, present, total));
@@ -265,9 +269,11 @@ fn per_second(before: &CounterSnapshot, present: &CounterSnapshot, count: u64) -
 mod tests {
     use super::*;
 
+    const PUT_START: Op = Op::Call(Method::PutStart);
+
     fn at(seconds: u64, puts: u64) -> CounterSnapshot {
-        let mut counts = vec![OpCount::default(); Op::ALL.len()];
-        counts[Op::PutStart as usize].single = puts;
+        let mut counts = vec![OpCount::default(); Op::COUNT];
+        counts[PUT_START.index()].single = puts;
         let at = Moment::from_boot(Duration::from_secs(seconds));
         CounterSnapshot { at, totals: Totals::default(), counts, snapshots: 0, log_failures: 0 }
     }
@@ -284,10 +290,10 @@ mod tests {
         let quiet = log_line(&at(10, 100), &at(20, 100));
         assert_eq!(quiet, "memory=0 B of 0 B (0.0 %) objects=0 clients=0");
         let mut present = at(20, 200);
-        present.counts[Op::PutStart as usize].single_failed = 3;
+        present.counts[PUT_START.index()].single_failed = 3;
         present.totals.counters.evicted_keys = 7;
         let busy = log_line(&at(10, 100), &present);
-        let name = Op::ALL[Op::PutStart as usize].1;
+        let name = "put_start";
         assert_eq!(busy, format!("{quiet} {name}=10.0/s {name}_failed=3 evicted=7"));
     }
 
@@ -295,7 +301,7 @@ mod tests {
     fn summary_counts_tasks_and_snapshots() {
         let mut present = at(20, 0);
         present.snapshots = 3;
-        let fetched = &mut present.counts[Op::FetchTasks as usize];
+        let fetched = &mut present.counts[Op::Call(Method::FetchTasks).index()];
         (fetched.single, fetched.single_failed) = (100, 10);
         let text = line(&at(10, 0), &present);
         assert!(text.contains(", FetchTasks:(Req=9.0/10.0), MarkTaskToComplete:"), "{text}");

@@ -6,6 +6,7 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use mooncake_base::{ClientId, Error, Moment, Result, SegmentId};
 use mooncake_proto::{
+    calls::Method,
     convert::Caller,
     v1::{self, request::Call},
 };
@@ -15,7 +16,6 @@ use super::{
     client_log::ClientLog,
     connection::ConnectionEnd,
     millis,
-    op_metrics::Op,
     pending_owners::PendingOwners,
     session::{ConnectedClient, Sessions},
     shared_state::SharedState,
@@ -180,7 +180,7 @@ impl ClientService {
         origin: &Origin,
     ) -> Result<v1::RegisterResponse> {
         let shared = &self.shared;
-        shared.op_metrics().count_one(Op::Register, || {
+        shared.op_metrics().count_one(Method::Register, || {
             let caller = Caller::try_from(r.caller.as_ref())?;
             check_name("name", &r.name)?;
             let now = shared.now();
@@ -223,7 +223,7 @@ impl ClientService {
 
     pub(super) fn heartbeat(&self, r: &v1::HeartbeatRequest) -> Result<v1::HeartbeatResponse> {
         let shared = &self.shared;
-        shared.op_metrics().count_one(Op::Heartbeat, || {
+        shared.op_metrics().count_one(Method::Heartbeat, || {
             let caller = Caller::try_from(r.caller.as_ref())?;
             let now = shared.now();
             let (is_known, has_tasks) = {
@@ -242,7 +242,7 @@ impl ClientService {
 
     /// Unregisters the caller. Returns its id.
     pub(super) fn unregister(&self, r: &v1::UnregisterRequest) -> Result<ClientId> {
-        self.shared.op_metrics().count_one(Op::Unregister, || {
+        self.shared.op_metrics().count_one(Method::Unregister, || {
             let Caller { client, .. } = Caller::try_from(r.caller.as_ref())?;
             self.shared.lock().unregister(self.shared.now(), client);
             if let Some(name) = self.sessions.forget(client) {
@@ -278,7 +278,7 @@ impl ClientService {
             let mut state = shared.lock();
             let slice = segments.by_ref().take(MOUNT_SLICE);
             results.extend(shared.op_metrics().count_each(
-                Op::Mount,
+                Method::Mount,
                 slice.map(|segment| {
                     // A later message may have been processed between two slices.
                     state.check_sequence(caller.client, r.sequence)?;
@@ -313,7 +313,7 @@ impl ClientService {
         for slice in r.segments.chunks(UNMOUNT_SLICE) {
             let mut state = shared.lock();
             results.extend(shared.op_metrics().count_each(
-                Op::Unmount,
+                Method::Unmount,
                 slice.iter().map(|id| {
                     state.check_sequence(caller.client, r.sequence)?;
                     let id = SegmentId::from_bytes(id).ok_or_else(|| {

@@ -13,6 +13,7 @@ use mooncake_base::{
     ClientId, Clock, Error, Moment, ReplicaId, Result, SegmentId, SystemClock, TenantId, Version,
 };
 use mooncake_proto::{
+    calls::Method,
     columns::{Record, collapse_if_uniform},
     convert::Caller,
     v1,
@@ -20,7 +21,6 @@ use mooncake_proto::{
 
 use super::{
     BATCH_ITEMS_MAX, SLICE_ITEMS, check_batch, check_name, durability, millis,
-    op_metrics::Op,
     shared_state::SharedState,
     wire::{SegmentTable, disk_from_wire},
 };
@@ -70,7 +70,7 @@ impl DiskService {
     }
 
     pub(super) fn mount_disk(&self, r: &v1::MountDiskRequest) -> Result<v1::MountDiskResponse> {
-        self.shared.op_metrics().count_one(Op::MountDisk, || {
+        self.shared.op_metrics().count_one(Method::MountDisk, || {
             let caller = Caller::try_from(r.caller.as_ref())?;
             let disk = r.disk.as_ref().ok_or_else(|| Error::invalid("the call names no disk"))?;
             let spec = disk_from_wire(disk)?;
@@ -85,7 +85,7 @@ impl DiskService {
         &self,
         r: &v1::UnmountDiskRequest,
     ) -> Result<v1::UnmountDiskResponse> {
-        self.shared.op_metrics().count_one(Op::UnmountDisk, || {
+        self.shared.op_metrics().count_one(Method::UnmountDisk, || {
             let (client, disk) = owner(r.caller.as_ref(), &r.disk)?;
             self.shared.lock().disks().unmount(self.shared.now(), client, disk, r.forget)?;
             Ok(v1::UnmountDiskResponse {})
@@ -103,7 +103,7 @@ impl DiskService {
 
     /// Hands objects over. Returns whether others wait for memory that is being freed, too.
     fn hand_over(&self, r: &v1::FetchOffloadsRequest) -> Result<(v1::FetchOffloadsResponse, bool)> {
-        self.shared.op_metrics().count_one(Op::FetchOffloads, || {
+        self.shared.op_metrics().count_one(Method::FetchOffloads, || {
             let (client, disk) = owner(r.caller.as_ref(), &r.disk)?;
             let limit = usize::try_from(r.limit).unwrap_or(usize::MAX).min(FETCHED_MAX);
             let now = self.shared.now();
@@ -168,7 +168,7 @@ impl DiskService {
         let added = r.added.as_ref().map_or(0, |added| added.versions.len());
         let answer = self.apply_report(r);
         let failed = if answer.is_err() { added } else { 0 };
-        self.shared.op_metrics().count_batch(Op::ReportRecords, added, failed);
+        self.shared.op_metrics().count_batch(Method::ReportRecords, added, failed);
         answer
     }
 

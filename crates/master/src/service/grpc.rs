@@ -168,56 +168,25 @@ fn status(error: &Error) -> Status {
     Status::new(code, format!("{}: {}", error.code().name(), error.message()))
 }
 
-/// Implements the tonic service. A macro, because the methods differ in names only. It expands to
-/// the whole `impl` block, because `async_trait` must see the methods.
+/// Implements the tonic service. It expands to the whole `impl` block, because `async_trait` must see
+/// the methods.
 macro_rules! grpc_service {
-    ($($method:ident($request:ident) -> $response:ident;)*) => {
+    ($(
+        $method:ident($request:ident -> $response:ident) $name:ident, $metric:literal, $repetition:ident,
+        |$r:ident| items: $items:expr, keys: $keys:expr;
+    )+) => {
         #[tonic::async_trait]
         impl v1::master_server::Master for GrpcService {
             $(
-                async fn $method(
+                async fn $name(
                     &self,
                     request: tonic::Request<v1::$request>,
                 ) -> Result<tonic::Response<v1::$response>, Status> {
                     self.call(request).await
                 }
-            )*
+            )+
         }
     };
 }
 
-grpc_service! {
-    register(RegisterRequest) -> RegisterResponse;
-    heartbeat(HeartbeatRequest) -> HeartbeatResponse;
-    unregister(UnregisterRequest) -> UnregisterResponse;
-    mount(MountRequest) -> MountResponse;
-    unmount(UnmountRequest) -> UnmountResponse;
-    put_start(PutStartRequest) -> PutStartResponse;
-    put_renew(PutRenewRequest) -> PutRenewResponse;
-    put_end(PutEndRequest) -> PutEndResponse;
-    put_revoke(PutRevokeRequest) -> PutRevokeResponse;
-    locate(LocateRequest) -> LocateResponse;
-    verify(VerifyRequest) -> VerifyResponse;
-    probe(ProbeRequest) -> ProbeResponse;
-    describe(DescribeRequest) -> DescribeResponse;
-    set_expiry(SetExpiryRequest) -> SetExpiryResponse;
-    remove(RemoveRequest) -> RemoveResponse;
-    remove_matching(RemoveMatchingRequest) -> RemoveMatchingResponse;
-    list_objects(ListObjectsRequest) -> ListObjectsResponse;
-    list_segments(ListSegmentsRequest) -> ListSegmentsResponse;
-    status(StatusRequest) -> StatusResponse;
-    create_tasks(CreateTasksRequest) -> CreateTasksResponse;
-    query_tasks(QueryTasksRequest) -> QueryTasksResponse;
-    fetch_tasks(FetchTasksRequest) -> FetchTasksResponse;
-    end_tasks(EndTasksRequest) -> EndTasksResponse;
-    clear_replicas(ClearReplicasRequest) -> ClearReplicasResponse;
-    mount_disk(MountDiskRequest) -> MountDiskResponse;
-    unmount_disk(UnmountDiskRequest) -> UnmountDiskResponse;
-    fetch_offloads(FetchOffloadsRequest) -> FetchOffloadsResponse;
-    report_records(ReportRecordsRequest) -> ReportRecordsResponse;
-    create_drain_jobs(CreateDrainJobsRequest) -> CreateDrainJobsResponse;
-    query_drain_jobs(QueryDrainJobsRequest) -> QueryDrainJobsResponse;
-    cancel_drain_jobs(CancelDrainJobsRequest) -> CancelDrainJobsResponse;
-    query_quotas(QueryQuotasRequest) -> QueryQuotasResponse;
-    set_quotas(SetQuotasRequest) -> SetQuotasResponse;
-}
+mooncake_proto::for_each_call!(grpc_service);

@@ -8,6 +8,7 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use mooncake_base::{Error, ErrorCode, Moment, ReplicaId, Result, TenantId, Version};
 use mooncake_proto::{
+    calls::Method,
     convert::Caller,
     items::count_refs,
     v1::{self, ItemResult},
@@ -61,17 +62,21 @@ impl ObjectService {
                 push_done(&mut done, state.puts().put_renew(now, client, &tenant, put));
             }
         });
-        self.shared.op_metrics().count_batch(Op::PutRenew, r.versions.len(), done.failures.len());
+        self.shared.op_metrics().count_batch(
+            Method::PutRenew,
+            r.versions.len(),
+            done.failures.len(),
+        );
         Ok(v1::PutRenewResponse { write_window_ms, columns: Some(done) })
     }
 
     pub(super) fn put_end(&self, r: &v1::PutEndRequest) -> Result<v1::PutEndResponse> {
-        let done = self.end_puts(Op::PutEnd, r.caller.as_ref(), r.columns.as_ref())?;
+        let done = self.end_puts(Method::PutEnd, r.caller.as_ref(), r.columns.as_ref())?;
         Ok(v1::PutEndResponse { columns: Some(done) })
     }
 
     pub(super) fn put_revoke(&self, r: &v1::PutRevokeRequest) -> Result<v1::PutRevokeResponse> {
-        let done = self.end_puts(Op::PutRevoke, r.caller.as_ref(), r.columns.as_ref())?;
+        let done = self.end_puts(Method::PutRevoke, r.caller.as_ref(), r.columns.as_ref())?;
         Ok(v1::PutRevokeResponse { columns: Some(done) })
     }
 
@@ -120,7 +125,7 @@ impl ObjectService {
             self.traffic.looked_up(keys.len(), hits, bytes);
             self.traffic.found_on_disk(disk_hits, disk_bytes);
         }
-        self.shared.op_metrics().count_items(Op::Locate, keys.len(), failed);
+        self.shared.op_metrics().count_items(Method::Locate, keys.len(), failed);
         Ok(reply.into_response(segments, millis(fence)))
     }
 
@@ -145,7 +150,7 @@ impl ObjectService {
             let (version, replica) = (Version(read.version), ReplicaId(read.replica));
             state.verify(&tenant, &read.key, version, replica)
         });
-        self.shared.op_metrics().count_batch(Op::Verify, is_valid.len(), 0);
+        self.shared.op_metrics().count_batch(Method::Verify, is_valid.len(), 0);
         Ok(v1::VerifyResponse { is_valid })
     }
 
@@ -161,7 +166,7 @@ impl ObjectService {
             states.extend(probed.iter().map(|probed| i32::from(object_state(probed.state))));
             lengths.extend(probed.iter().map(|probed| probed.length));
         });
-        self.shared.op_metrics().count_batch(Op::Probe, states.len(), 0);
+        self.shared.op_metrics().count_batch(Method::Probe, states.len(), 0);
         let found_suffixes = suffixes::find(&self.shared, now, &tenant, r, &states);
         let (prefetching, prefetch_refused) = self.prefetch(now, &tenant, r);
         Ok(v1::ProbeResponse { states, lengths, found_suffixes, prefetching, prefetch_refused })
@@ -197,7 +202,7 @@ impl ObjectService {
         let views =
             self.shared.map_in_slices(&r.keys, |state, key| state.view_object(now, &tenant, key));
         let codes = views.iter().filter_map(|view| Some(view.as_ref().err()?.code()));
-        self.shared.op_metrics().count_items(Op::Describe, views.len(), codes.collect());
+        self.shared.op_metrics().count_items(Method::Describe, views.len(), codes.collect());
         Ok(v1::DescribeResponse { results: views.into_iter().map(description).collect() })
     }
 
@@ -210,7 +215,7 @@ impl ObjectService {
             ItemResult::from(state.puts().set_expiry(now, &tenant, key, ttl).map(|_| ()))
         });
         let failed = FailedItems::of(&results);
-        self.shared.op_metrics().count_items(Op::SetExpiry, results.len(), failed);
+        self.shared.op_metrics().count_items(Method::SetExpiry, results.len(), failed);
         Ok(v1::SetExpiryResponse { results })
     }
 
@@ -229,7 +234,7 @@ impl ObjectService {
             ItemResult::from(state.remove_under(now, &tenant, key, &terms))
         });
         let failed = FailedItems::of(&results);
-        self.shared.op_metrics().count_items(Op::Remove, results.len(), failed);
+        self.shared.op_metrics().count_items(Method::Remove, results.len(), failed);
         Ok(v1::RemoveResponse { results })
     }
 
@@ -239,7 +244,7 @@ impl ObjectService {
     ) -> Result<v1::RemoveMatchingResponse> {
         use v1::key_selector::By;
         let is_all = matches!(r.selector.as_ref().and_then(|w| w.by.as_ref()), Some(By::All(_)));
-        let op = if is_all { Op::RemoveAll } else { Op::RemoveMatching };
+        let op = if is_all { Op::RemoveAll } else { Op::Call(Method::RemoveMatching) };
         self.shared.op_metrics().count_one(op, || {
             let tenant = self.shared.tenant(r.caller.as_ref())?;
             let terms = RemovalTerms {
@@ -264,7 +269,7 @@ impl ObjectService {
         &self,
         r: &v1::ListObjectsRequest,
     ) -> Result<v1::ListObjectsResponse> {
-        self.shared.op_metrics().count_one(Op::ListObjects, || {
+        self.shared.op_metrics().count_one(Method::ListObjects, || {
             let after = (!r.after.is_empty()).then_some(&r.after[..]);
             let limit = usize::try_from(r.limit).unwrap_or(usize::MAX);
             let tenant = self.shared.tenant(r.caller.as_ref())?;
@@ -283,7 +288,7 @@ impl ObjectService {
 
     fn end_puts(
         &self,
-        op: Op,
+        method: Method,
         caller: Option<&v1::Caller>,
         columns: Option<&v1::PutRefColumns>,
     ) -> Result<v1::DoneColumns> {
@@ -304,14 +309,14 @@ impl ObjectService {
                     checksum: put.checksum,
                 };
                 let client = caller.client;
-                let ended = match op {
-                    Op::PutEnd => state.puts().put_end_late(now, client, &tenant, put, &late),
+                let ended = match method {
+                    Method::PutEnd => state.puts().put_end_late(now, client, &tenant, put, &late),
                     _ => state.puts().put_revoke(now, client, &tenant, put),
                 };
                 push_done(&mut reply, ended);
             }
         });
-        self.shared.op_metrics().count_batch(op, puts.len(), reply.failures.len());
+        self.shared.op_metrics().count_batch(method, puts.len(), reply.failures.len());
         Ok(reply)
     }
 }

@@ -3,89 +3,101 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use mooncake_base::{ErrorCode, Result};
-use mooncake_proto::v1::ItemResult;
+use mooncake_proto::{calls::Method, v1::ItemResult};
 
-/// An operation with its own counters.
+/// An operation with its own counters: a call, or a part of the calls of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs, reason = "each is the call of its name")]
 pub enum Op {
-    Register,
-    Heartbeat,
-    Unregister,
-    Mount,
-    Unmount,
-    PutStart,
-    PutRenew,
-    PutEnd,
-    PutRevoke,
-    Locate,
-    Verify,
-    Probe,
-    Describe,
-    SetExpiry,
-    Remove,
+    /// The calls of one kind, without those that are counted as a part below.
+    Call(Method),
+    /// Removals of all objects.
     RemoveAll,
-    RemoveMatching,
-    ListObjects,
-    ListSegments,
-    Status,
+    /// Copies, item by item.
     CreateCopyTask,
+    /// Moves, item by item.
     CreateMoveTask,
-    QueryTask,
-    FetchTasks,
-    EndTask,
-    ClearReplicas,
-    MountDisk,
-    UnmountDisk,
-    FetchOffloads,
-    ReportRecords,
-    CreateDrainJob,
-    QueryDrainJob,
-    CancelDrainJob,
-    QueryQuotas,
-    SetQuota,
+}
+
+impl From<Method> for Op {
+    fn from(method: Method) -> Self {
+        Self::Call(method)
+    }
 }
 
 impl Op {
-    /// Every operation with its name in the metrics (upstream's name, if upstream has the
+    /// The number of values of [`Self::index`].
+    pub const COUNT: usize = Method::ALL.len() + Self::PARTS.len();
+
+    const PARTS: [Self; 3] = [Self::RemoveAll, Self::CreateCopyTask, Self::CreateMoveTask];
+
+    /// Returns every operation with its name in the metrics (upstream's name, if upstream has the
     /// operation), and the name of its batches.
-    pub const ALL: &[(Self, &str, Option<&str>)] = &[
-        (Self::Register, "register_client", None),
-        (Self::Heartbeat, "ping", None),
-        (Self::Unregister, "unregister_client", None),
-        (Self::Mount, "mount_segment", None),
-        (Self::Unmount, "unmount_segment", None),
-        (Self::PutStart, "put_start", Some("put_start")),
-        (Self::PutRenew, "put_renew", None),
-        (Self::PutEnd, "put_end", Some("put_end")),
-        (Self::PutRevoke, "put_revoke", Some("put_revoke")),
-        (Self::Locate, "get_replica_list", Some("get_replica_list")),
-        (Self::Verify, "verify", Some("verify")),
-        (Self::Probe, "exist_key", Some("exist_key")),
-        (Self::Describe, "describe", None),
-        (Self::SetExpiry, "set_expiry", None),
-        (Self::Remove, "remove", Some("remove")),
-        (Self::RemoveAll, "remove_all", None),
-        (Self::RemoveMatching, "remove_by_regex", None),
-        (Self::ListObjects, "list_objects", None),
-        (Self::ListSegments, "list_segments", None),
-        (Self::Status, "status", None),
-        (Self::CreateCopyTask, "create_copy_task", None),
-        (Self::CreateMoveTask, "create_move_task", None),
-        (Self::QueryTask, "query_task", Some("query_task")),
-        (Self::FetchTasks, "fetch_tasks", None),
-        (Self::EndTask, "update_task", None),
-        (Self::ClearReplicas, "replica_clear", Some("replica_clear")),
-        (Self::MountDisk, "mount_disk", None),
-        (Self::UnmountDisk, "unmount_disk", None),
-        (Self::FetchOffloads, "fetch_offloads", None),
-        (Self::ReportRecords, "report_records", None),
-        (Self::CreateDrainJob, "create_drain_job", None),
-        (Self::QueryDrainJob, "query_drain_job", None),
-        (Self::CancelDrainJob, "cancel_drain_job", None),
-        (Self::QueryQuotas, "query_quotas", None),
-        (Self::SetQuota, "set_quota", None),
-    ];
+    pub fn all() -> impl Iterator<Item = (Self, &'static str, Option<&'static str>)> {
+        let operations = Method::ALL.into_iter().map(Self::Call).chain(Self::PARTS);
+        operations.filter_map(|op| op.metric_names().map(|(name, batch)| (op, name, batch)))
+    }
+
+    /// Returns the number of the operation among all.
+    pub const fn index(self) -> usize {
+        match self {
+            Self::Call(method) => method as usize,
+            Self::RemoveAll => Method::ALL.len(),
+            Self::CreateCopyTask => Method::ALL.len() + 1,
+            Self::CreateMoveTask => Method::ALL.len() + 2,
+        }
+    }
+
+    /// Returns the name that durations and the slow log have, too.
+    pub(crate) fn call_name(self) -> &'static str {
+        match self {
+            Self::Call(method) => method.name(),
+            Self::RemoveAll => "remove_all",
+            Self::CreateCopyTask => "create_copy_task",
+            Self::CreateMoveTask => "create_move_task",
+        }
+    }
+
+    /// Returns the name in the metrics, and that of batches; `None` for calls that are counted by
+    /// their parts only.
+    fn metric_names(self) -> Option<(&'static str, Option<&'static str>)> {
+        let Self::Call(method) = self else { return Some((self.call_name(), None)) };
+        let names = match method {
+            Method::CreateTasks => return None,
+            Method::Register => ("register_client", None),
+            Method::Heartbeat => ("ping", None),
+            Method::Unregister => ("unregister_client", None),
+            Method::Mount => ("mount_segment", None),
+            Method::Unmount => ("unmount_segment", None),
+            Method::Locate => ("get_replica_list", Some("get_replica_list")),
+            Method::Probe => ("exist_key", Some("exist_key")),
+            Method::RemoveMatching => ("remove_by_regex", None),
+            Method::QueryTasks => ("query_task", Some("query_task")),
+            Method::EndTasks => ("update_task", None),
+            Method::ClearReplicas => ("replica_clear", Some("replica_clear")),
+            Method::CreateDrainJobs => ("create_drain_job", None),
+            Method::QueryDrainJobs => ("query_drain_job", None),
+            Method::CancelDrainJobs => ("cancel_drain_job", None),
+            Method::SetQuotas => ("set_quota", None),
+            Method::PutStart
+            | Method::PutEnd
+            | Method::PutRevoke
+            | Method::Verify
+            | Method::Remove => (method.name(), Some(method.name())),
+            Method::PutRenew
+            | Method::Describe
+            | Method::SetExpiry
+            | Method::ListObjects
+            | Method::ListSegments
+            | Method::Status
+            | Method::FetchTasks
+            | Method::MountDisk
+            | Method::UnmountDisk
+            | Method::FetchOffloads
+            | Method::ReportRecords
+            | Method::QueryQuotas => (method.name(), None),
+        };
+        Some(names)
+    }
 }
 
 /// The counters of one operation. A call with one item counts as single, any other as a batch.
@@ -185,7 +197,7 @@ impl FromIterator<ErrorCode> for FailedItems {
 
 /// The counters of every operation.
 #[derive(Debug)]
-pub struct OpMetrics([OpCounters; Op::ALL.len()]);
+pub struct OpMetrics([OpCounters; Op::COUNT]);
 
 impl Default for OpMetrics {
     fn default() -> Self {
@@ -195,8 +207,8 @@ impl Default for OpMetrics {
 
 impl OpMetrics {
     /// Returns a snapshot of the counters of one operation.
-    pub fn count(&self, op: Op) -> OpCount {
-        let counter = &self.0[op as usize];
+    pub fn count(&self, op: impl Into<Op>) -> OpCount {
+        let counter = &self.0[op.into().index()];
         let read = |value: &AtomicU64| value.load(Ordering::Relaxed);
         OpCount {
             single: read(&counter.single),
@@ -212,7 +224,11 @@ impl OpMetrics {
     }
 
     /// Runs and counts a call that has no items.
-    pub(super) fn count_one<R>(&self, op: Op, call: impl FnOnce() -> Result<R>) -> Result<R> {
+    pub(super) fn count_one<R>(
+        &self,
+        op: impl Into<Op>,
+        call: impl FnOnce() -> Result<R>,
+    ) -> Result<R> {
         let result = call();
         self.count_batch(op, 1, usize::from(result.is_err()));
         result
@@ -221,9 +237,10 @@ impl OpMetrics {
     /// Runs and counts the items, each as a call with one item.
     pub(super) fn count_each(
         &self,
-        op: Op,
+        op: impl Into<Op>,
         items: impl Iterator<Item = Result<()>>,
     ) -> Vec<ItemResult> {
+        let op = op.into();
         items
             .map(|result| {
                 self.count_batch(op, 1, usize::from(result.is_err()));
@@ -233,8 +250,9 @@ impl OpMetrics {
     }
 
     /// Counts one call with `items` items, of which some failed.
-    pub(super) fn count_items(&self, op: Op, items: usize, failed: FailedItems) {
-        let counter = &self.0[op as usize];
+    pub(super) fn count_items(&self, op: impl Into<Op>, items: usize, failed: FailedItems) {
+        let op = op.into();
+        let counter = &self.0[op.index()];
         if failed.missed > 0 {
             counter.missed.fetch_add(failed.missed as u64, Ordering::Relaxed);
         }
@@ -246,8 +264,8 @@ impl OpMetrics {
 
     /// Counts one call with `items` items, of which `failed` failed for a reason that no caller
     /// expects.
-    pub(super) fn count_batch(&self, op: Op, items: usize, failed: usize) {
-        let counter = &self.0[op as usize];
+    pub(super) fn count_batch(&self, op: impl Into<Op>, items: usize, failed: usize) {
+        let counter = &self.0[op.into().index()];
         let add = |value: &AtomicU64, by: usize| {
             if by > 0 {
                 value.fetch_add(by as u64, Ordering::Relaxed);
@@ -271,25 +289,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn table_follows_order_of_operations() {
-        for (i, (op, name, _)) in Op::ALL.iter().enumerate() {
-            assert_eq!(*op as usize, i, "{name}");
-        }
+    fn each_operation_has_its_own_counters_and_name() {
+        let mut indexes: Vec<_> = Op::all().map(|(op, ..)| op.index()).collect();
+        indexes.push(Op::Call(Method::CreateTasks).index());
+        indexes.sort_unstable();
+        assert!(indexes.into_iter().eq(0..Op::COUNT));
+        let names: std::collections::HashSet<_> = Op::all().map(|(_, name, _)| name).collect();
+        assert_eq!(names.len(), Op::COUNT - 1);
     }
 
     #[test]
     fn counts_one_item_as_single_and_more_as_batch() {
         let metrics = OpMetrics::default();
-        metrics.count_batch(Op::Probe, 1, 0);
-        metrics.count_batch(Op::Probe, 1, 1);
-        metrics.count_batch(Op::Probe, 3, 1);
-        metrics.count_batch(Op::Probe, 2, 2);
-        let count = metrics.count(Op::Probe);
+        metrics.count_batch(Method::Probe, 1, 0);
+        metrics.count_batch(Method::Probe, 1, 1);
+        metrics.count_batch(Method::Probe, 3, 1);
+        metrics.count_batch(Method::Probe, 2, 2);
+        let count = metrics.count(Method::Probe);
         assert_eq!((count.single, count.single_failed), (2, 1));
         assert_eq!((count.batches, count.batches_partial, count.batches_failed), (2, 1, 1));
         assert_eq!((count.items, count.items_failed), (5, 3));
         assert_eq!((count.calls(), count.all_items(), count.failures()), (4, 7, 4));
-        assert_eq!(metrics.count(Op::Remove), OpCount::default());
+        assert_eq!(metrics.count(Method::Remove), OpCount::default());
     }
 
     #[test]
@@ -297,8 +318,8 @@ mod tests {
         use ErrorCode as C;
         let metrics = OpMetrics::default();
         let codes = [C::OBJECT_NOT_FOUND, C::OBJECT_ALREADY_EXISTS, C::OBJECT_HAS_LEASE];
-        metrics.count_items(Op::Remove, 5, codes.into_iter().collect());
-        let count = metrics.count(Op::Remove);
+        metrics.count_items(Method::Remove, 5, codes.into_iter().collect());
+        let count = metrics.count(Method::Remove);
         assert_eq!((count.missed, count.kept, count.failures()), (1, 1, 1));
         assert_eq!((count.items, count.items_failed), (5, 3), "as upstream counts");
     }

@@ -4,9 +4,12 @@ use std::sync::Arc;
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Error, Result, TenantId};
-use mooncake_proto::v1::{self, ItemResult};
+use mooncake_proto::{
+    calls::Method,
+    v1::{self, ItemResult},
+};
 
-use super::{check_batch, check_name, op_metrics::Op, shared_state::SharedState};
+use super::{check_batch, check_name, shared_state::SharedState};
 use crate::{config::quota_file::QuotaFile, state::TenantQuota};
 
 /// The calls about quotas.
@@ -69,7 +72,7 @@ impl QuotaService {
         r: &v1::QueryQuotasRequest,
     ) -> Result<v1::QueryQuotasResponse> {
         check_batch(r.tenants.len())?;
-        self.shared.op_metrics().count_one(Op::QueryQuotas, || {
+        self.shared.op_metrics().count_one(Method::QueryQuotas, || {
             let state = self.shared.lock();
             let results = match &r.tenants[..] {
                 [] => state.quotas()?.iter().map(quota_to_wire).collect(),
@@ -88,7 +91,11 @@ impl QuotaService {
         let mut quota_file = self.file.lock();
         let results = r.quotas.iter().map(|quota| {
             let result = self.set_quota(quota_file.as_mut(), quota);
-            self.shared.op_metrics().count_batch(Op::SetQuota, 1, usize::from(result.is_err()));
+            self.shared.op_metrics().count_batch(
+                Method::SetQuotas,
+                1,
+                usize::from(result.is_err()),
+            );
             ItemResult::from(result)
         });
         Ok(v1::SetQuotasResponse { results: results.collect() })

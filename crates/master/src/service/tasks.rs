@@ -5,6 +5,7 @@ use std::{sync::Arc, time::SystemTime};
 use bytes::Bytes;
 use mooncake_base::{Error, ErrorCode, JobId, Moment, Result, TaskId};
 use mooncake_proto::{
+    calls::Method,
     convert::Caller,
     v1::{self, ItemResult},
 };
@@ -113,12 +114,12 @@ impl TaskService {
             }
         });
         let failed = results.iter().filter(|result| result.failure.is_some()).count();
-        self.shared.op_metrics().count_batch(Op::QueryTask, results.len(), failed);
+        self.shared.op_metrics().count_batch(Method::QueryTasks, results.len(), failed);
         Ok(v1::QueryTasksResponse { results })
     }
 
     pub(super) fn fetch_tasks(&self, r: &v1::FetchTasksRequest) -> Result<v1::FetchTasksResponse> {
-        self.shared.op_metrics().count_one(Op::FetchTasks, || {
+        self.shared.op_metrics().count_one(Method::FetchTasks, || {
             let caller = Caller::try_from(r.caller.as_ref())?;
             let limit = usize::try_from(r.limit).unwrap_or(usize::MAX).min(FETCHED_MAX);
             let (mut tasks, mut bytes) = (Vec::new(), 0_u64);
@@ -157,7 +158,7 @@ impl TaskService {
                 };
                 state.tasks().end_task(now, caller.client, end)
             });
-            self.shared.op_metrics().count_batch(Op::EndTask, 1, usize::from(ended.is_err()));
+            self.shared.op_metrics().count_batch(Method::EndTasks, 1, usize::from(ended.is_err()));
             ItemResult::from(ended)
         });
         let has_tasks = self.shared.lock().tasks().has_tasks(self.shared.now(), caller.client);
@@ -174,7 +175,7 @@ impl TaskService {
         let cleared = self
             .shared
             .map_in_slices(&r.keys, |state, key| state.clear_copies(now, &tenant, key, &r.segment));
-        self.shared.op_metrics().count_batch(Op::ClearReplicas, cleared.len(), 0);
+        self.shared.op_metrics().count_batch(Method::ClearReplicas, cleared.len(), 0);
         Ok(v1::ClearReplicasResponse { cleared })
     }
 
@@ -201,7 +202,7 @@ impl TaskService {
             state.job(id)
         };
         let results = self.shared.map_in_slices(&r.jobs, |state, job| {
-            self.job_result(Op::CreateDrainJob, now, create(state, job))
+            self.job_result(Method::CreateDrainJobs, now, create(state, job))
         });
         Ok(v1::CreateDrainJobsResponse { results })
     }
@@ -214,7 +215,7 @@ impl TaskService {
         let now = self.shared.now();
         let results = self.shared.map_in_slices(&r.jobs, |state, id| {
             let view = job_id(id).and_then(|id| state.job(id));
-            self.job_result(Op::QueryDrainJob, now, view)
+            self.job_result(Method::QueryDrainJobs, now, view)
         });
         Ok(v1::QueryDrainJobsResponse { results })
     }
@@ -230,13 +231,13 @@ impl TaskService {
                 state.tasks().cancel_job(now, id)?;
                 state.job(id)
             });
-            self.job_result(Op::CancelDrainJob, now, view)
+            self.job_result(Method::CancelDrainJobs, now, view)
         });
         Ok(v1::CancelDrainJobsResponse { results })
     }
 
-    fn job_result(&self, op: Op, now: Moment, view: Result<JobView>) -> v1::DrainJobResult {
-        self.shared.op_metrics().count_batch(op, 1, usize::from(view.is_err()));
+    fn job_result(&self, method: Method, now: Moment, view: Result<JobView>) -> v1::DrainJobResult {
+        self.shared.op_metrics().count_batch(method, 1, usize::from(view.is_err()));
         match view {
             Ok(view) => v1::DrainJobResult {
                 failure: None,

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use bytes::{BufMut, BytesMut};
 use mooncake_base::{ClientId, ErrorCode, SystemClock, TenantId};
-use mooncake_proto::v1::request::Call;
+use mooncake_proto::{calls::Method, v1::request::Call};
 use proptest::prelude::*;
 use prost::Message;
 
@@ -204,8 +204,8 @@ fn arbitrary_calls_reach_state() {
             ask(&service, in_columns.new_tree(&mut runner).unwrap().current());
         }
     }
-    for (op, name, _) in Op::ALL {
-        let count = service.op_metrics().count(*op);
+    for (op, name, _) in op_metrics::Op::all() {
+        let count = service.op_metrics().count(op);
         assert!(count.single + count.batches > 0, "{name} was never reached");
     }
 }
@@ -221,7 +221,7 @@ fn reply_has_one_entry_per_item() {
     assert_eq!(codes, [None, invalid, invalid, None]);
     assert_eq!(answer.segments.len(), 1, "a segment is named once");
     assert!(answer.write_window_ms > 0);
-    let count = service.op_metrics().count(Op::PutStart);
+    let count = service.op_metrics().count(Method::PutStart);
     assert_eq!((count.batches, count.batches_partial), (1, 1));
     assert_eq!((count.items, count.items_failed), (4, 2));
 }

@@ -159,8 +159,8 @@ fn calls(out: &mut Exposition, service: &Service) {
     for (ending, help, part) in parts {
         let name = format!("mooncake_master_{ending}");
         out.head(&name, "counter", help);
-        for (op, call, _) in Op::ALL {
-            out.sample(&name, &[("call", call)], part(&service.op_metrics().count(*op)));
+        for (op, call, _) in Op::all() {
+            out.sample(&name, &[("call", call)], part(&service.op_metrics().count(op)));
         }
     }
 }

@@ -80,8 +80,8 @@ fn segments(out: &mut Exposition, summaries: Vec<v1::SegmentSummary>) {
 }
 
 fn calls(out: &mut Exposition, calls: &OpMetrics) {
-    for (op, name, batch) in Op::ALL {
-        let count = calls.count(*op);
+    for (op, name, batch) in Op::all() {
+        let count = calls.count(op);
         for (ending, value, help) in [
             ("requests", count.single, "Calls with one item"),
             (

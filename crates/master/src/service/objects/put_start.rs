@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use mooncake_base::{
     Clock, Error, ErrorCode, KeyRef, Moment, Result, SystemClock, TenantId, key::Printed,
 };
-use mooncake_proto::{convert::Caller, v1};
+use mooncake_proto::{calls::Method, convert::Caller, v1};
 
 use super::{ObjectService, check_call_number, check_group, item_id, suffixes, unfinished_put};
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
         SLICE_ITEMS, STEPS_PER_SLICE, check_batch, durability,
         encoding::{PutItem, PutStartReply, put_items},
         millis,
-        op_metrics::{FailedItems, Op},
+        op_metrics::FailedItems,
         state_guard::StateGuard,
         wire::{SegmentTable, put_options},
     },
@@ -176,7 +176,7 @@ impl ObjectService {
     }
 
     fn end_put_start(&self, call: PutStartCall) -> v1::PutStartResponse {
-        self.shared.op_metrics().count_items(Op::PutStart, call.next, call.failed);
+        self.shared.op_metrics().count_items(Method::PutStart, call.next, call.failed);
         let log_mark = self.shared.log_mark();
         call.reply.into_response(call.segments, call.write_window_ms, log_mark)
     }

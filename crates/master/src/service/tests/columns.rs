@@ -2,7 +2,10 @@
 
 use std::slice;
 
-use mooncake_proto::columns::{Located, Outcome};
+use mooncake_proto::{
+    calls::Method,
+    columns::{Located, Outcome},
+};
 
 use super::*;
 
@@ -113,7 +116,7 @@ fn batch_behaves_like_single_items() {
     };
     assert_eq!(batch[0], Ok((columns.versions[0], 10, None, vec![place(0, 10)])));
     assert_eq!(batch[2], Ok((columns.versions[2], 30, Some(77), vec![place(1, 30)])));
-    let count = service.op_metrics().count(Op::Locate);
+    let count = service.op_metrics().count(Method::Locate);
     assert_eq!((count.batches, count.items, count.items_failed), (1, 4, 2));
 }
 

@@ -2,7 +2,9 @@
 
 use std::thread;
 
-use super::{super::op_metrics::Op, *};
+use mooncake_proto::calls::Method;
+
+use super::*;
 use crate::state::OffloadRules;
 
 const DISK: &[u8] = &[3; 16];
@@ -42,7 +44,7 @@ fn fetch_while(service: &Service, id: ClientId, act: impl FnOnce()) -> response:
     thread::scope(|scope| {
         let waits = || service.dispatch(request, &Origin::in_process());
         let waiting = scope.spawn(waits);
-        while service.op_metrics().count(Op::FetchOffloads).calls() == 0 {
+        while service.op_metrics().count(Method::FetchOffloads).calls() == 0 {
             thread::yield_now();
         }
         act();
