@@ -360,7 +360,7 @@ def test_constants_of_frames_are_those_of_the_code() -> None:
         code = rust_constants(source)
         assert rows == {name: code.get(name) for name in rows}, table[0]
         sources += 1
-    assert sources == 4
+    assert sources == 6
 
 
 @pytest.mark.parametrize(
@@ -378,6 +378,12 @@ def test_constants_of_frames_are_those_of_the_code() -> None:
         ("SnapshotPart", "standby.rs"),
         ("Frames", "standby.rs"),
         ("Leases", "standby.rs"),
+        ("RecordCall", "records.rs"),
+        ("LoadRecords", "records.rs"),
+        ("ReleaseRecords", "records.rs"),
+        ("RecordAnswer", "records.rs"),
+        ("RecordsLoaded", "records.rs"),
+        ("RecordsReleased", "records.rs"),
     ],
 )
 def test_fields_of_messages_are_those_of_the_code(message: str, file: str) -> None:
