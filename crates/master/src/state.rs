@@ -29,9 +29,10 @@ use mooncake_base::Moment;
 use rustc_hash::FxHashMap;
 
 pub use self::{
+    api::{disk_of, disk_progress, sweep_leases},
     calls::{
         answers::{Answers, Begun, CallItem},
-        disks::{DiskCalls, Offload, Offloaded, OwnDisk, RecordName, disk_of, disk_progress},
+        disks::{DiskCalls, Offload, Offloaded, OwnDisk, RecordName},
         lease_sweep::LeaseSweep,
         put::{Put, PutCalls, PutProgress, PutRef, PutStep, Started, UnfinishedPut},
         query::{Listing, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
@@ -193,6 +194,11 @@ impl State {
             tasks: &mut self.tasks,
             jobs: &mut self.jobs,
         }
+    }
+
+    /// Returns the calls about disks.
+    pub fn disks(&mut self) -> DiskCalls<'_> {
+        DiskCalls { inventory: &mut self.inventory }
     }
 
     /// Returns the calls about clients.

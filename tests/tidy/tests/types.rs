@@ -159,8 +159,6 @@ fn test_modules(files: &[File]) -> Vec<String> {
 const METHODS_ELSEWHERE: &[(&str, &str, &str)] = &[
     ("crates/base/src/env.rs", "Unsupported", "it alone reads the environment"),
     ("crates/master/src/state.rs", "TaskCalls", "only tests and benchmarks call them"),
-    ("crates/master/src/state/calls/task.rs", "Tasks", "to be moved to the table"),
-    ("crates/master/src/state/calls/task/confirmation.rs", "Tasks", "to be moved to the table"),
     (
         "crates/master/src/state/calls/task/record.rs",
         "Task",
@@ -170,7 +168,6 @@ const METHODS_ELSEWHERE: &[(&str, &str, &str)] = &[
     ("crates/master/src/state/ledger/objects.rs", "Objects", "the layer below knows no log"),
     ("crates/master/src/state/ledger/objects.rs", "Pool", "the layer below knows no log"),
     ("crates/master/src/state/ledger/objects.rs", "PoolDisk", "the layer below knows no log"),
-    ("crates/master/src/state/pool/reserved.rs", "Segment", "to be moved to the segment"),
     ("crates/verbs/src/event.rs", "Context", "one file has all calls about a subject of ibverbs"),
     ("crates/verbs/src/fake/functions.rs", "ContextObject", "only these functions need it"),
     ("crates/verbs/src/gid.rs", "Context", "one file has all calls about a subject of ibverbs"),

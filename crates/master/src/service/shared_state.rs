@@ -26,7 +26,7 @@ use crate::{
     events::Events,
     fatal::FatalError,
     journal::{Journal, shipping},
-    state::{LeaseSweep, State, log_rest},
+    state::{LeaseSweep, State, log_rest, sweep_leases},
 };
 
 /// Slices of a sweep for leases at a time; there are other calls in between.
@@ -130,7 +130,7 @@ impl SharedState {
         }
         for _ in 0..LEASE_SLICES {
             let Ok(state) = self.lock_for_journal() else { return };
-            let Some(notes) = sweep.slice(&state, self.now()) else { return };
+            let Some(notes) = sweep_leases(&state, sweep, self.now()) else { return };
             MutexGuard::unlock_fair(state);
             if shipping::tell_leases(journal, &notes) {
                 sweep.restart();

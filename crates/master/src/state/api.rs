@@ -9,13 +9,14 @@ use mooncake_base::{
 use crate::state::{
     State,
     calls::{
+        lease_sweep::LeaseSweep,
         put::{UnfinishedPut, unfinished_put},
         query::{Listing, Removal},
         task::{TaskView, drain::JobView},
         view::ObjectView,
     },
     catalog::tenant::TenantQuota,
-    ids::SegmentSlot,
+    ids::{DiskSlot, SegmentSlot},
     inventory::{
         clear,
         clients::ExpiredClient,
@@ -26,7 +27,9 @@ use crate::state::{
         recovery::{self, RecoveryScope},
         removal::{self, RemovalTerms},
     },
+    ledger::lease_notes::LeaseNotes,
     pool::{
+        disks::DiskSpec,
         request::SegmentFilter,
         segment::{SegmentSpec, SegmentView},
     },
@@ -430,4 +433,19 @@ impl State {
     ) -> Option<UnfinishedPut> {
         unfinished_put(&self.inventory, &self.writes, client, tenant, key)
     }
+}
+
+/// Returns the disk of a [`DiskPlace`](crate::state::DiskPlace) of the last call.
+pub fn disk_of(state: &State, disk: DiskSlot) -> &DiskSpec {
+    &state.inventory.disks().at(disk).spec
+}
+
+/// Returns the number of changes so far that may let a put go on which waits for disks.
+pub fn disk_progress(state: &State) -> u64 {
+    state.inventory.offloads().progress()
+}
+
+/// Runs one slice of a look at all objects for those that are leased; `None` when it is over.
+pub fn sweep_leases(state: &State, sweep: &mut LeaseSweep, now: Moment) -> Option<LeaseNotes> {
+    sweep.slice(&state.inventory, now)
 }

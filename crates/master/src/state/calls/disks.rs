@@ -8,7 +8,6 @@ use mooncake_base::{
 use smallvec::SmallVec;
 
 use crate::state::{
-    State,
     ids::{DiskSlot, ObjectSlot, Slot},
     inventory::{
         Inventory, disks,
@@ -280,13 +279,6 @@ impl DiskCalls<'_> {
     }
 }
 
-impl State {
-    /// Returns the calls about disks.
-    pub fn disks(&mut self) -> DiskCalls<'_> {
-        DiskCalls { inventory: &mut self.inventory }
-    }
-}
-
 impl<'a> DiskCalls<'a> {
     /// Returns every disk, by name.
     pub fn list(&self) -> Vec<DiskView<'_>> {
@@ -448,14 +440,4 @@ impl OwnDisk<'_> {
         }
         Some(tries)
     }
-}
-
-/// Returns the disk of a [`DiskPlace`](crate::state::DiskPlace) of the last call.
-pub fn disk_of(state: &State, disk: DiskSlot) -> &DiskSpec {
-    &state.inventory.disks().at(disk).spec
-}
-
-/// Returns the number of changes so far that may let a put go on which waits for disks.
-pub fn disk_progress(state: &State) -> u64 {
-    state.inventory.offloads().progress()
 }

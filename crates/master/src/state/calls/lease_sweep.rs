@@ -3,8 +3,8 @@
 use mooncake_base::Moment;
 
 use crate::state::{
-    State,
     ids::{ObjectSlot, Slot},
+    inventory::Inventory,
     ledger::lease_notes::{LeaseNotes, milliseconds},
 };
 
@@ -25,9 +25,13 @@ impl LeaseSweep {
     }
 
     /// Notes the leased ones among the next objects; `None` when the sweep is over.
-    pub fn slice(&mut self, state: &State, now: Moment) -> Option<LeaseNotes> {
+    pub(in crate::state) fn slice(
+        &mut self,
+        inventory: &Inventory,
+        now: Moment,
+    ) -> Option<LeaseNotes> {
         let first = self.next?;
-        let objects = state.inventory.objects();
+        let objects = inventory.objects();
         let end = objects.slot_count().min(first.saturating_add(SLICE_SLOTS));
         let found = ObjectSlot::range(first, end).filter_map(|slot| objects.get(slot));
         let leased =

@@ -437,29 +437,6 @@ impl TaskCalls<'_> {
     }
 }
 
-impl Tasks {
-    /// Returns the public view of a task.
-    pub(in crate::state) fn view(&self, id: TaskId) -> Result<TaskView> {
-        let task = self.get(id).ok_or_else(|| unknown(id))?;
-        Ok(TaskView {
-            id,
-            kind: task.kind,
-            key: task.subject.key.clone(),
-            status: task.status,
-            created: task.created,
-            updated: task.updated,
-            client: task.client,
-            message: task.message.clone(),
-        })
-    }
-
-    /// Returns the views of at most `limit` unfinished tasks, running ones first.
-    pub(in crate::state) fn list(&self, limit: usize) -> Vec<TaskView> {
-        let listed = self.underway().take(limit);
-        listed.filter_map(|id| self.view(id).ok()).collect()
-    }
-}
-
 /// The failure reason of a task whose object was replaced or removed.
 const CHANGED: &str = "the object was removed, evicted, replaced or lost before it was copied";
 

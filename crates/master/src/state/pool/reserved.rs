@@ -10,7 +10,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::state::{
     ids::{BlockId, ObjectSlot, SegmentSlot},
     lease::Timestamp,
-    pool::{Pool, segment::Segment},
+    pool::Pool,
     replica::Replica,
 };
 
@@ -41,13 +41,6 @@ enum WaitReason {
     Fence,
     Log,
     Put,
-}
-
-impl Segment {
-    /// Returns the bytes that eviction cannot free.
-    pub(in crate::state) fn reserved(&self) -> ReservedBytes {
-        self.reserved
-    }
 }
 
 impl Pool {

@@ -160,6 +160,11 @@ impl Segment {
         self.is_claimed() && !self.is_suspect
     }
 
+    /// Returns whether its replicas may take the place of others: it can be read and does not leave.
+    pub(in crate::state) fn may_replace(&self) -> bool {
+        self.is_readable() && self.status == SegmentStatus::Ok
+    }
+
     /// Returns whether the segment is visible in the pool.
     pub(in crate::state) fn is_claimed(&self) -> bool {
         self.is_mounted() && !self.is_unclaimed
@@ -204,6 +209,11 @@ impl Segment {
         self.allocator.length().saturating_sub(self.reserved.sum())
     }
 
+    /// Returns the bytes that eviction cannot free.
+    pub(in crate::state) fn reserved(&self) -> ReservedBytes {
+        self.reserved
+    }
+
     pub(in crate::state) fn view(&self) -> SegmentView<'_> {
         SegmentView {
             spec: &self.spec,
@@ -243,12 +253,5 @@ impl Pool {
             segment.quarantined_until = None;
             self.segments.refresh(slot);
         }
-    }
-}
-
-impl Segment {
-    /// Returns whether its replicas may take the place of others: it can be read and does not leave.
-    pub(in crate::state) fn may_replace(&self) -> bool {
-        self.is_readable() && self.status == SegmentStatus::Ok
     }
 }

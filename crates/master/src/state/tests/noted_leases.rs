@@ -164,15 +164,15 @@ fn standby_that_attaches_is_told_of_earlier_leases() {
     let mut standby = described(&pool);
     tell(&mut pool, &mut standby);
     let mut sweep = LeaseSweep::default();
-    assert_eq!(sweep.slice(&pool.state, pool.now), None);
+    assert_eq!(sweep_leases(&pool.state, &mut sweep, pool.now), None);
     sweep.restart();
-    let first = sweep.slice(&pool.state, pool.now).unwrap();
+    let first = sweep_leases(&pool.state, &mut sweep, pool.now).unwrap();
     assert!(first.is_empty());
     pool.now = pool.now + Duration::from_secs(4);
     // These slots have been seen: the lease has a note of its own.
     lease(&mut pool, "1");
-    let rest = sweep.slice(&pool.state, pool.now).unwrap();
-    assert_eq!(sweep.slice(&pool.state, pool.now), None);
+    let rest = sweep_leases(&pool.state, &mut sweep, pool.now).unwrap();
+    assert_eq!(sweep_leases(&pool.state, &mut sweep, pool.now), None);
     assert!(rest.is_whole && rest.leases.iter().all(|&(_, left_ms)| left_ms == 6000), "{rest:?}");
     standby.receive_leases(pool.now, &rest);
     tell(&mut pool, &mut standby);
@@ -263,7 +263,9 @@ proptest! {
                         sweep.restart();
                     }
                     standby.receive_leases(pool.now, &notes);
-                    if has_slice && let Some(notes) = sweep.slice(&pool.state, pool.now) {
+                    if has_slice
+                        && let Some(notes) = sweep_leases(&pool.state, &mut sweep, pool.now)
+                    {
                         standby.receive_leases(pool.now, &notes);
                         is_whole = true;
                     }

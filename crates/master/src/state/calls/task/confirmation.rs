@@ -12,7 +12,7 @@ use mooncake_base::{ClientId, Moment, TaskId};
 
 use crate::state::{
     calls::task::{
-        CHANGED, TaskCalls, TaskStatus,
+        CHANGED, TaskCalls,
         promotion::disk_keeper,
         table::{Goal, Task},
     },
@@ -161,24 +161,4 @@ fn end_confirmation(calls: &mut TaskCalls<'_>, id: TaskId) -> Option<Confirmatio
         calls.jobs.count_confirming(job, false);
     }
     Some(confirmation)
-}
-
-impl super::Tasks {
-    fn begin_confirmation(&mut self, id: TaskId, confirmation: Confirmation) {
-        if let Some(task) = self.get_mut(id) {
-            task.phase += 1;
-            task.status = TaskStatus::Processing;
-            task.confirmation = Some(confirmation);
-            self.confirming.insert(id);
-        }
-    }
-
-    fn end_confirmation(&mut self, id: TaskId) -> Option<Confirmation> {
-        let task = self.get_mut(id)?;
-        let confirmation = task.confirmation.take()?;
-        task.phase += 1;
-        task.status = TaskStatus::Pending;
-        self.confirming.remove(&id);
-        Some(confirmation)
-    }
 }

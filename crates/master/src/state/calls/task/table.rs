@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use mooncake_base::{ClientId, JobId, Moment, ObjectKey, SegmentId, TaskId};
+use mooncake_base::{ClientId, JobId, Moment, ObjectKey, Result, SegmentId, TaskId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::state::{
     calls::{
         answers::CallItem,
-        task::{TaskKind, TaskSource, TaskStatus, confirmation::Confirmation},
+        task::{TaskKind, TaskSource, TaskStatus, TaskView, confirmation::Confirmation, unknown},
     },
     catalog::object::REPLICAS_MAX,
     ids::{ObjectSlot, SegmentSlot, TenantIndex},
@@ -127,7 +127,7 @@ pub(in crate::state) struct Tasks {
     /// Tasks that clients are carrying out.
     running: FxHashSet<TaskId>,
     /// Tasks whose replicas are written, and whose source is still there.
-    pub(super) confirming: FxHashSet<TaskId>,
+    confirming: FxHashSet<TaskId>,
     finished: VecDeque<TaskId>,
     next_ordinal: u32,
 }
@@ -223,6 +223,26 @@ impl Tasks {
         Some(attempt)
     }
 
+    /// Begins to wait for a sign of life, after the last attempt.
+    pub(super) fn begin_confirmation(&mut self, id: TaskId, confirmation: Confirmation) {
+        if let Some(task) = self.get_mut(id) {
+            task.phase += 1;
+            task.status = TaskStatus::Processing;
+            task.confirmation = Some(confirmation);
+            self.confirming.insert(id);
+        }
+    }
+
+    /// Ends the wait for a sign of life; `None` if the task does not wait.
+    pub(super) fn end_confirmation(&mut self, id: TaskId) -> Option<Confirmation> {
+        let task = self.get_mut(id)?;
+        let confirmation = task.confirmation.take()?;
+        task.phase += 1;
+        task.status = TaskStatus::Pending;
+        self.confirming.remove(&id);
+        Some(confirmation)
+    }
+
     /// Finishes a task. Returns the task that is forgotten in its place, if more than
     /// `finished_max` are kept.
     pub(super) fn finish(&mut self, id: TaskId, finished_max: usize) -> Option<TaskId> {
@@ -293,6 +313,27 @@ impl Tasks {
 
     pub(super) fn get_mut(&mut self, id: TaskId) -> Option<&mut Task> {
         self.by_id.get_mut(&id)
+    }
+
+    /// Returns the public view of a task.
+    pub(in crate::state) fn view(&self, id: TaskId) -> Result<TaskView> {
+        let task = self.get(id).ok_or_else(|| unknown(id))?;
+        Ok(TaskView {
+            id,
+            kind: task.kind,
+            key: task.subject.key.clone(),
+            status: task.status,
+            created: task.created,
+            updated: task.updated,
+            client: task.client,
+            message: task.message.clone(),
+        })
+    }
+
+    /// Returns the views of at most `limit` unfinished tasks, running ones first.
+    pub(in crate::state) fn list(&self, limit: usize) -> Vec<TaskView> {
+        let listed = self.underway().take(limit);
+        listed.filter_map(|id| self.view(id).ok()).collect()
     }
 
     /// Returns running tasks, then pending tasks.
