@@ -171,13 +171,13 @@ impl Fabric for EngineFabric {
         &self,
         segment: &str,
         address: u64,
-        (target, length): (u64, u64),
+        (base, length): (u64, u64),
         limit: Duration,
     ) -> Result<()> {
         let (engine, deadline) = (self.0.engine()?, SystemClock.now() + limit);
         let peer = engine.open(segment, deadline)?;
         // SAFETY: the group keeps its buffer until this call has returned.
-        let target = unsafe { LocalRange::held(target as *mut u8, length as usize) };
+        let target = unsafe { LocalRange::held(base as *mut u8, length as usize) };
         let mut entries = [TransferEntry::new(target, address)];
         engine.transfer(&peer, Opcode::Read, &mut entries, deadline);
         entries.into_iter().try_for_each(|entry| entry.outcome.unwrap_or(Ok(())))
@@ -227,7 +227,7 @@ impl CollectiveGroup {
         dtype: u32,
         operation: u32,
     ) -> PyResult<CollectiveCompletion> {
-        self.reduction(py, (source, target, count), (dtype, operation), None)
+        self.reduction(py, source, target, count, dtype, operation, None)
     }
 
     /// Reduces `count` elements over all members; the root gets the result.
@@ -242,7 +242,7 @@ impl CollectiveGroup {
         operation: u32,
         root: usize,
     ) -> PyResult<CollectiveCompletion> {
-        self.reduction(py, (source, target, count), (dtype, operation), Some(root))
+        self.reduction(py, source, target, count, dtype, operation, Some(root))
     }
 
     /// Sends the bytes of the root to all members. `elements` is the code of their type, here and below.
@@ -482,8 +482,11 @@ impl CollectiveGroup {
     fn reduction(
         &self,
         py: Python<'_>,
-        (source, target, count): (usize, usize, usize),
-        (dtype, operation): (u32, u32),
+        source: usize,
+        target: usize,
+        count: usize,
+        dtype: u32,
+        operation: u32,
         root: Option<usize>,
     ) -> PyResult<CollectiveCompletion> {
         let (dtype, how) = or_raise(py, codes(dtype, operation))?;

@@ -101,8 +101,8 @@ impl Engine {
         let hint = TransportKind::from_name(hint);
         self.call(py, |running| {
             let mut entries = batch.into_entries();
-            let call = (segment, opcode(is_write), deadline, hint);
-            let served = transfer_batch(running, call, &mut entries)?;
+            let opcode = opcode(is_write);
+            let served = transfer_batch(running, segment, opcode, deadline, hint, &mut entries)?;
             if let Some(notification) = notification {
                 running.engine()?.notify(segment, &notification, deadline)?;
             }
@@ -126,9 +126,11 @@ impl Engine {
         hint: &str,
     ) -> PyResult<()> {
         let deadline = or_raise(py, deadline(timeout_s, length.0 as u64))?;
-        let call = (segment, opcode(is_write), deadline, TransportKind::from_name(hint));
+        let (opcode, hint) = (opcode(is_write), TransportKind::from_name(hint));
         let entry = TransferEntry::new(caller_range(address.0, length.0), peer_address.0 as u64);
-        self.call(py, |running| transfer_batch(running, call, &mut [entry]).map(drop))
+        self.call(py, |running| {
+            transfer_batch(running, segment, opcode, deadline, hint, &mut [entry]).map(drop)
+        })
     }
 
     /// Transfers a batch in the order of a CUDA stream: after all work submitted before, and before
@@ -354,7 +356,10 @@ impl Drop for Engine {
 /// Transfers the entries of a batch; returns the transport that served.
 fn transfer_batch(
     running: &Running,
-    (segment, opcode, deadline, hint): (&str, Opcode, Moment, Option<TransportKind>),
+    segment: &str,
+    opcode: Opcode,
+    deadline: Moment,
+    hint: Option<TransportKind>,
     entries: &mut [TransferEntry],
 ) -> Result<Option<TransportKind>> {
     let engine = running.engine()?;

@@ -111,11 +111,11 @@ impl Client {
         let tenant = config.tenant.clone();
         let patience =
             RetryPatience { time: config.retry_patience, awaits_connection: config.awaits_master };
-        let times = (config.rpc_timeout, patience);
+        let timeout = config.rpc_timeout;
         // A new leader knows the memory of this client only after it was announced.
         let beating = Arc::clone(&lifetime);
         link.on_leader_change(Box::new(move || beating.hasten_heartbeat()));
-        let rpc = MasterRpc::new(link, (id, tenant), times, &lifetime, &metrics);
+        let rpc = MasterRpc::new(link, id, tenant, timeout, patience, &lifetime, &metrics);
         let disks = Disks::open(&config, &engine, &metrics)?;
         let asked_keys = AskedKeys::new(config.prefetch);
         let (config, rpc) = (Arc::new(config), Arc::new(rpc));
@@ -215,7 +215,7 @@ impl Client {
             }),
             summary: Box::new(move || Some(metrics_of(for_summary.clone())?.summary())),
         };
-        HttpServer::start(pages, (host, port), runtime)
+        HttpServer::start(pages, host, port, runtime)
     }
 
     /// Leaves the pool: unregisters from the master if the master answers quickly, and returns the

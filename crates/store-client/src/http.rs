@@ -67,11 +67,7 @@ impl HttpServer {
     }
 
     /// Serves pages at the address (port 0: a free port).
-    pub(crate) fn start(
-        pages: Pages,
-        (host, port): (IpAddr, u16),
-        runtime: &Handle,
-    ) -> Result<Self> {
+    pub(crate) fn start(pages: Pages, host: IpAddr, port: u16, runtime: &Handle) -> Result<Self> {
         let cannot = |source: std::io::Error| {
             let is_taken = source.kind() == std::io::ErrorKind::AddrInUse;
             let mut error = Error::invalid("the client's HTTP server cannot listen on the address")

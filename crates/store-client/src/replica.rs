@@ -70,7 +70,7 @@ impl ReplicaSelector {
                 endpoint != self.own_endpoint
             };
             let expected = if is_elsewhere {
-                self.expected_latency(endpoint, (Opcode::Read, bytes), now)
+                self.expected_latency(endpoint, Opcode::Read, bytes, now)
             } else {
                 Duration::ZERO
             };
@@ -88,13 +88,14 @@ impl ReplicaSelector {
     pub(crate) fn expected_latency(
         &self,
         endpoint: &str,
-        what: (Opcode, u64),
+        opcode: Opcode,
+        bytes: u64,
         now: Moment,
     ) -> Duration {
         let there = host_of(endpoint);
         let is_here = there == host_of(&self.own_endpoint) || there == host_of(&self.own_name);
         let locality = if is_here { Locality::SameHost } else { Locality::OtherHost };
-        self.latency.expected(endpoint, locality, what, now)
+        self.latency.expected(endpoint, locality, opcode, bytes, now)
     }
 }
 

@@ -53,8 +53,10 @@ pub(crate) struct MasterRpc {
 impl MasterRpc {
     pub(crate) fn new(
         link: Arc<dyn MasterLink>,
-        (client, tenant): (ClientId, TenantId),
-        (timeout, patience): (Duration, RetryPatience),
+        client: ClientId,
+        tenant: TenantId,
+        timeout: Duration,
+        patience: RetryPatience,
         lifetime: &Arc<Lifetime>,
         metrics: &Arc<Metrics>,
     ) -> Self {
@@ -100,18 +102,23 @@ impl MasterRpc {
     /// Makes a call with the configured RPC time-out.
     pub(crate) fn call<R: Rpc>(&self, request: R) -> Result<R::Answer> {
         let now = SystemClock.now();
-        self.call_at(request, (now, now + self.timeout))
+        self.call_at(request, now, now + self.timeout)
     }
 
     /// Makes a call with an explicit deadline.
     pub(crate) fn call_until<R: Rpc>(&self, request: R, deadline: Moment) -> Result<R::Answer> {
-        self.call_at(request, (SystemClock.now(), deadline))
+        self.call_at(request, SystemClock.now(), deadline)
     }
 
     /// Makes a call with an explicit deadline, for callers that already have the current time.
-    pub(crate) fn call_at<R: Rpc>(&self, request: R, times: (Moment, Moment)) -> Result<R::Answer> {
+    pub(crate) fn call_at<R: Rpc>(
+        &self,
+        request: R,
+        sent: Moment,
+        deadline: Moment,
+    ) -> Result<R::Answer> {
         self.lifetime.check_open()?;
-        self.exchange(request, times, |_| {})
+        self.exchange(request, sent, deadline, |_| {})
     }
 
     /// Makes a call that is changed by `prepare` before it is sent again.
@@ -122,14 +129,15 @@ impl MasterRpc {
         prepare: impl Fn(&mut Call),
     ) -> Result<R::Answer> {
         self.lifetime.check_open()?;
-        self.exchange(request, (SystemClock.now(), deadline), prepare)
+        self.exchange(request, SystemClock.now(), deadline, prepare)
     }
 
     /// Makes a call even if the client is already closing.
     pub(crate) fn exchange<R: Rpc>(
         &self,
         request: R,
-        (sent, deadline): (Moment, Moment),
+        sent: Moment,
+        deadline: Moment,
         prepare: impl Fn(&mut Call),
     ) -> Result<R::Answer> {
         // The deadline may be capped already.
@@ -298,11 +306,12 @@ mod tests {
         let replies = Mutex::new(replies.into_iter().collect());
         let link = Arc::new(ScriptedLink { failure, replies, requests: Mutex::default() });
         let lifetime = Arc::new(Lifetime::new("node".to_owned()));
-        let caller = (ClientId::random(), TenantId::default());
+        let (client, tenant, timeout) =
+            (ClientId::random(), TenantId::default(), Duration::from_secs(30));
         let patience = RetryPatience { time: Duration::from_secs(2), awaits_connection: true };
-        let times = (Duration::from_secs(30), patience);
         let as_link = Arc::clone(&link) as Arc<dyn MasterLink>;
-        (MasterRpc::new(as_link, caller, times, &lifetime, &Arc::default()), link)
+        let metrics = Arc::default();
+        (MasterRpc::new(as_link, client, tenant, timeout, patience, &lifetime, &metrics), link)
     }
 
     fn removal() -> v1::RemoveRequest {

@@ -107,8 +107,7 @@ impl ClientSession {
     /// Unregisters from the master, if the master answers in time.
     pub(crate) fn unregister(&self, deadline: Moment) {
         let request = v1::UnregisterRequest { caller: self.rpc.caller() };
-        let times = (SystemClock.now(), deadline);
-        let unregistered = self.rpc.exchange(request, times, |_| {});
+        let unregistered = self.rpc.exchange(request, SystemClock.now(), deadline, |_| {});
         if let Err(error) = unregistered {
             tracing::debug!(client = self.lifetime.name(), %error, "could not unregister from the master");
         }

@@ -280,7 +280,7 @@ impl Transfers {
             return true;
         }
         let expected = groups.iter().map(|group| {
-            self.replicas.expected_latency(endpoint(group), (options.opcode, group.bytes()), now)
+            self.replicas.expected_latency(endpoint(group), options.opcode, group.bytes(), now)
         });
         is_worth_threads(expected, self.replicas.latency().expected_thread_start(now))
     }
@@ -326,8 +326,8 @@ impl Transfers {
         if totals.failed == 0
             && let Some((begin, end)) = end
         {
-            let what = (opcode, totals.bytes);
-            self.replicas.latency().record(&segment.endpoint, what, end.since(begin), end);
+            let (latency, took) = (self.replicas.latency(), end.since(begin));
+            latency.record(&segment.endpoint, opcode, totals.bytes, took, end);
         }
         if totals.done > 0 {
             self.replicas.suspected().clear(&segment.endpoint);
@@ -349,11 +349,7 @@ impl Transfers {
             let now = SystemClock.now();
             self.metrics.count_peer_error(&segment.endpoint);
             if error.kind() == ErrorKind::Timeout && !limits.deadline.has_passed(now) {
-                self.replicas.suspected().add_silence(
-                    &segment.endpoint,
-                    (&error, limits.stall),
-                    now,
-                );
+                self.replicas.suspected().add_silence(&segment.endpoint, &error, limits.stall, now);
             }
             if self.replicas.suspected().add(&segment.endpoint, now) {
                 let (peer, segment) = (&segment.endpoint, &segment.name);

@@ -121,7 +121,7 @@ fn run_initiator(
     let took = begin.elapsed();
     let results = results.into_iter().collect::<Result<Vec<_>>>()?;
     let transport = peer.transport().map_or("none", |kind| kind.name());
-    let outcome = Outcome::new((config, circumstances), transport, took, &results);
+    let outcome = Outcome::new(config, circumstances, transport, took, &results);
     if !config.report.is_empty() {
         let path = &config.report;
         fs::write(path, plot::page(&outcome)).map_err(|source| {

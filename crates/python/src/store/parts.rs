@@ -51,7 +51,7 @@ impl PartTable {
         let columns = bases.into_iter().zip(addresses).zip(offsets).zip(lengths);
         let rows = keys.into_iter().zip(columns);
         let row = |(key, (((base, addresses), offsets), lengths))| {
-            row(key, base, addresses, (offsets, lengths))
+            row(key, base, addresses, offsets, lengths)
         };
         Ok(Self { rows: rows.map(row).collect() })
     }
@@ -127,7 +127,8 @@ fn row(
     key: Result<ObjectKey>,
     base: Unsigned,
     addresses: Vec<Unsigned>,
-    (offsets, lengths): (Vec<Unsigned>, Vec<Unsigned>),
+    offsets: Vec<Unsigned>,
+    lengths: Vec<Unsigned>,
 ) -> Result<PartRow> {
     let key = key?;
     if offsets.len() != addresses.len() || lengths.len() != addresses.len() {

@@ -43,7 +43,7 @@ pub(crate) fn put_columns<'py>(
     is_upsert: bool,
 ) -> PyResult<ColumnReply<'py>> {
     let memory = or_raise(store.py(), local_ranges(&addresses, &lengths))?;
-    put(store, keys, &memory, (options, is_upsert))
+    put(store, keys, &memory, options, is_upsert)
 }
 
 /// Puts values of one buffer each; returns 0 or an error code for each. Puts nothing if one value
@@ -61,7 +61,7 @@ pub(crate) fn put_values<'py>(
         let error = Error::invalid("a value is empty; nothing was stored");
         return or_raise(store.py(), Err(error));
     }
-    put(store, keys, values.ranges(), (options, is_upsert))
+    put(store, keys, values.ranges(), options, is_upsert)
 }
 
 /// Gets objects into memory at addresses; returns a length or an error code for each.
@@ -192,7 +192,8 @@ fn put<'py>(
     store: &Bound<'py, Store>,
     keys: &Bound<'py, PyAny>,
     values: &[LocalRange],
-    (options, is_upsert): (Option<&Bound<'py, PutOptions>>, bool),
+    options: Option<&Bound<'py, PutOptions>>,
+    is_upsert: bool,
 ) -> PyResult<ColumnReply<'py>> {
     let py = store.py();
     let names = PackedKeys::from_sequence(keys)?;

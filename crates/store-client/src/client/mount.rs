@@ -29,7 +29,7 @@ impl Client {
         bytes: u64,
         location: &str,
     ) -> Result<SegmentId> {
-        self.inner.session.mount_file((path, offset), bytes, location)
+        self.inner.session.mount_file(path, offset, bytes, location)
     }
 
     /// Unmounts a segment and frees its memory, at once or after a grace period in which the

@@ -181,7 +181,7 @@ impl DirectoryCalls<'_> {
             disk: self.owner.id().to_bytes().to_vec().into(),
             forget: false,
         };
-        self.client.rpc.exchange(request, (SystemClock.now(), deadline), |_| {}).map(drop)
+        self.client.rpc.exchange(request, SystemClock.now(), deadline, |_| {}).map(drop)
     }
 
     /// Takes a directory out of the pool and closes it.
@@ -388,7 +388,7 @@ impl<'a> Offload<'a> {
             promotion_bytes: BYTES_MAX,
         };
         let answer =
-            self.directory.client.rpc.call_at(request, (sent, sent + WAIT + ANSWER_TIMEOUT))?;
+            self.directory.client.rpc.call_at(request, sent, sent + WAIT + ANSWER_TIMEOUT)?;
         // Somebody may wait for these; objects to be written lie in memory meanwhile.
         let has_promotions = self.promote(&answer, sent).unwrap_or_else(|error| {
             let path = self.directory.owner.path().display();

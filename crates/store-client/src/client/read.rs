@@ -93,7 +93,7 @@ impl ClientInner {
                     self.checksum_step(&mut objects, &targets, &read);
                 }
                 ReadStep::Locate(failed) => {
-                    self.locate_step(&mut objects, &mut targets, (reads, &failed));
+                    self.locate_step(&mut objects, &mut targets, reads, &failed);
                 }
                 ReadStep::Done => break,
             }
@@ -346,7 +346,8 @@ impl ClientInner {
         &self,
         objects: &mut ReadObjects,
         targets: &mut [Target<'_>],
-        (reads, failed): (&[Read<'_>], &[usize]),
+        reads: &[Read<'_>],
+        failed: &[usize],
     ) {
         let keys = failed.iter().map(|&at| targets[at].located.key.clone()).collect();
         let lease = failed.iter().any(|&at| targets[at].located.has_lease);

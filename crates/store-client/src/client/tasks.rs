@@ -55,7 +55,9 @@ impl Client {
             Ok(results)
         });
         match answer {
-            Ok(results) => results.into_iter().zip(ids).map(read_task).collect(),
+            Ok(results) => {
+                results.into_iter().zip(ids).map(|(result, id)| read_task(result, *id)).collect()
+            }
             Err(error) => ids.iter().map(|_| Err(error.clone())).collect(),
         }
     }
@@ -166,12 +168,12 @@ fn wire_task(task: &NewTask) -> v1::NewTask {
     }
 }
 
-fn read_task((result, id): (v1::QueryTaskResult, &TaskId)) -> Result<TaskInfo> {
+fn read_task(result: v1::QueryTaskResult, id: TaskId) -> Result<TaskInfo> {
     if let Some(failure) = &result.failure {
         return Err(Error::from(failure));
     }
     Ok(TaskInfo {
-        id: *id,
+        id,
         kind: match result.kind() {
             v1::TaskKind::Copy => TaskKind::Copy,
             v1::TaskKind::Move => TaskKind::Move,

@@ -74,7 +74,8 @@ impl LatencyTable {
     pub(crate) fn record(
         &self,
         endpoint: &str,
-        (opcode, bytes): (Opcode, u64),
+        opcode: Opcode,
+        bytes: u64,
         took: Duration,
         now: Moment,
     ) {
@@ -104,7 +105,8 @@ impl LatencyTable {
         &self,
         endpoint: &str,
         locality: Locality,
-        (opcode, bytes): (Opcode, u64),
+        opcode: Opcode,
+        bytes: u64,
         now: Moment,
     ) -> Duration {
         let samples = self.0.lock();
@@ -194,36 +196,42 @@ mod tests {
     #[test]
     fn estimate_holds_until_samples_expire() {
         let table = LatencyTable::default();
-        let read = (Opcode::Read, MIB);
-        let default = table.expected("a", Locality::SameHost, read, at(1));
-        assert!(default < table.expected("a", Locality::OtherHost, read, at(1)));
-        table.record("a", read, Duration::from_millis(80), at(1));
-        (1..SAMPLES_MIN).for_each(|_| table.record("a", read, Duration::from_millis(3), at(1)));
-        let expected = table.expected("a", Locality::SameHost, read, at(2));
+        let (read, bytes) = (Opcode::Read, MIB);
+        let default = table.expected("a", Locality::SameHost, read, bytes, at(1));
+        assert!(default < table.expected("a", Locality::OtherHost, read, bytes, at(1)));
+        table.record("a", read, bytes, Duration::from_millis(80), at(1));
+        (1..SAMPLES_MIN)
+            .for_each(|_| table.record("a", read, bytes, Duration::from_millis(3), at(1)));
+        let expected = table.expected("a", Locality::SameHost, read, bytes, at(2));
         assert_eq!(expected, Duration::from_millis(3), "the first sample included setup");
-        let half = table.expected("a", Locality::SameHost, (Opcode::Read, MIB / 2), at(2));
+        let half = table.expected("a", Locality::SameHost, Opcode::Read, MIB / 2, at(2));
         assert_eq!(half, Duration::from_micros(1500), "proportional within a size class");
-        let other = table.expected("a", Locality::SameHost, (Opcode::Write, MIB), at(2));
+        let other = table.expected("a", Locality::SameHost, Opcode::Write, MIB, at(2));
         assert_eq!(other, default, "writes are estimated separately");
-        assert_eq!(table.expected("a", Locality::SameHost, read, at(12)), default);
+        assert_eq!(table.expected("a", Locality::SameHost, read, bytes, at(12)), default);
     }
 
     #[test]
     fn slow_peer_is_detected_within_few_transfers() {
         let table = LatencyTable::default();
-        let read = (Opcode::Read, 4096);
-        (0..20).for_each(|_| table.record("a", read, Duration::from_micros(8), at(1)));
-        (0..20).for_each(|_| table.record("a", read, Duration::from_micros(800), at(1)));
-        assert!(table.expected("a", Locality::SameHost, read, at(1)) > Duration::from_micros(600));
+        let (read, bytes) = (Opcode::Read, 4096);
+        (0..20).for_each(|_| table.record("a", read, bytes, Duration::from_micros(8), at(1)));
+        (0..20).for_each(|_| table.record("a", read, bytes, Duration::from_micros(800), at(1)));
+        assert!(
+            table.expected("a", Locality::SameHost, read, bytes, at(1))
+                > Duration::from_micros(600)
+        );
     }
 
     #[test]
     fn single_outlier_barely_changes_estimate() {
         let table = LatencyTable::default();
-        let read = (Opcode::Read, 4096);
-        (0..20).for_each(|_| table.record("a", read, Duration::from_micros(8), at(1)));
-        table.record("a", read, Duration::from_millis(50), at(1));
-        assert!(table.expected("a", Locality::SameHost, read, at(1)) < Duration::from_micros(16));
+        let (read, bytes) = (Opcode::Read, 4096);
+        (0..20).for_each(|_| table.record("a", read, bytes, Duration::from_micros(8), at(1)));
+        table.record("a", read, bytes, Duration::from_millis(50), at(1));
+        assert!(
+            table.expected("a", Locality::SameHost, read, bytes, at(1)) < Duration::from_micros(16)
+        );
     }
 
     #[test]

@@ -63,7 +63,8 @@ impl SuspectedPeers {
     pub(crate) fn add_silence(
         &self,
         endpoint: &str,
-        (error, stall): (&Error, Option<Duration>),
+        error: &Error,
+        stall: Option<Duration>,
         now: Moment,
     ) {
         let mut peers = self.peers.lock();
@@ -179,8 +180,8 @@ mod tests {
         let mut pauses = Vec::new();
         for _ in 0..5 {
             assert!(peers.check_at("a", SHORT, now).is_ok());
-            peers.add_silence("a", (&silent(), SHORT), now);
-            peers.add_silence("a", (&silent(), SHORT), now);
+            peers.add_silence("a", &silent(), SHORT, now);
+            peers.add_silence("a", &silent(), SHORT, now);
             let begin = now;
             while peers.check_at("a", SHORT, now).is_err() {
                 now = now + Duration::from_millis(100);
@@ -189,7 +190,7 @@ mod tests {
         }
         assert_eq!(pauses, [500, 1000, 2000, 4000, 4000]);
         assert!(peers.check_at("b", SHORT, now).is_ok());
-        peers.add_silence("a", (&silent(), SHORT), now);
+        peers.add_silence("a", &silent(), SHORT, now);
         peers.clear("a");
         assert!(peers.check_at("a", SHORT, now).is_ok());
     }
@@ -198,11 +199,11 @@ mod tests {
     fn longer_attempt_is_made_during_the_pause() {
         let peers = SuspectedPeers::default();
         let now = Moment::default() + Duration::from_secs(100);
-        peers.add_silence("a", (&silent(), SHORT), now);
+        peers.add_silence("a", &silent(), SHORT, now);
         assert!(peers.check_at("a", SHORT, now).is_err());
         assert!(peers.check_at("a", LONG, now).is_ok());
         assert!(peers.check_at("a", None, now).is_ok());
-        peers.add_silence("a", (&silent(), None), now);
+        peers.add_silence("a", &silent(), None, now);
         let error = peers.check_at("a", None, now).unwrap_err();
         assert_eq!(error.code(), ErrorCode::RPC_TIMEOUT);
         assert!(error.to_string().contains("peer=a"), "{error}");

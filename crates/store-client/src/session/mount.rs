@@ -140,11 +140,7 @@ impl Segments {
     ///
     /// # Errors
     /// The part is not inside the segment.
-    pub(crate) fn hold(
-        &self,
-        id: SegmentId,
-        (offset, length): (u64, u64),
-    ) -> Option<Result<HeldPart>> {
+    pub(crate) fn hold(&self, id: SegmentId, offset: u64, length: u64) -> Option<Result<HeldPart>> {
         let segments = self.0.lock();
         let mounted = segments.iter().find(|mounted| mounted.is(id))?;
         let memory = match &mounted.memory {
@@ -214,7 +210,8 @@ impl ClientSession {
     /// Lends a part of a file to the pool.
     pub(crate) fn mount_file(
         &self,
-        (path, offset): (&Path, u64),
+        path: &Path,
+        offset: u64,
         bytes: u64,
         location: &str,
     ) -> Result<SegmentId> {

@@ -29,7 +29,8 @@ pub(super) struct Outcome {
 
 impl Outcome {
     pub(super) fn new(
-        (config, circumstances): (&BenchConfig, Circumstances),
+        config: &BenchConfig,
+        circumstances: Circumstances,
         transport: &'static str,
         took: Duration,
         results: &[WorkerResult],
@@ -145,7 +146,7 @@ pub(super) mod tests {
         let result = |bytes| WorkerResult { batches: batches.clone(), bytes };
         let results = [result(vec![1_000_000_000, 0]), result(vec![0, 2_000_000_000])];
         let circumstances = Circumstances::now(&["--report=<here>".to_owned()]);
-        Outcome::new((&config, circumstances), "shm", Duration::from_secs(3), &results)
+        Outcome::new(&config, circumstances, "shm", Duration::from_secs(3), &results)
     }
 
     #[test]

@@ -57,7 +57,7 @@ impl ClientInner {
                 CloseStep::Revoke(items) => {
                     let part: Vec<_> = items.iter().map(|&at| puts[at]).collect();
                     let revoked = self.close_puts(&part, CloseCall::Revoke, deadline);
-                    for (at, error) in items.iter().zip(revoked).filter_map(failed) {
+                    for (at, error) in failures(items.iter().zip(revoked)) {
                         let (key, _) = puts[*at];
                         tracing::debug!(%key, %error, "cannot revoke a failed put");
                     }
@@ -223,6 +223,8 @@ fn push_failed(
     }
 }
 
-fn failed<T>((item, outcome): (T, Result<()>)) -> Option<(T, Error)> {
-    outcome.err().map(|error| (item, error))
+fn failures<T>(
+    outcomes: impl Iterator<Item = (T, Result<()>)>,
+) -> impl Iterator<Item = (T, Error)> {
+    outcomes.filter_map(|(item, outcome)| Some((item, outcome.err()?)))
 }

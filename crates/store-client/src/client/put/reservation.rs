@@ -305,7 +305,8 @@ impl Upload {
     /// awaited, since another one may take the put.
     pub(in crate::client) fn fail_write(
         &mut self,
-        (key, replica): (KeyRef<'_>, ReplicaId),
+        key: KeyRef<'_>,
+        replica: ReplicaId,
         error: Error,
         may_be_left: bool,
     ) {

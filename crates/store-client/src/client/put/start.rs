@@ -150,7 +150,7 @@ impl ClientInner {
         let sent = SystemClock.now();
         let answer = self.rpc.call_until(call, deadline);
         let read = answer.and_then(|response| {
-            self.read_started(response, items, (sent, request), |item, failure| {
+            self.read_started(response, items, sent, request, |item, failure| {
                 let number = numbers.map_or(item, |numbers| numbers[item]);
                 self.refused(start, number, items[item].key, options, failure)
             })
@@ -195,7 +195,8 @@ impl ClientInner {
         &self,
         response: v1::PutStartResponse,
         items: &[ReserveItem<'_>],
-        (sent, request): (Moment, u64),
+        sent: Moment,
+        request: u64,
         mut refused: impl FnMut(usize, &v1::Failure) -> Reserved,
     ) -> Result<Vec<Reserved>> {
         self.session.record_log_mark(response.log_mark);

@@ -128,7 +128,7 @@ impl ClientInner {
             }
             if let Err(error) = outcome {
                 self.metrics.count_lost(1);
-                upload.fail_write((*key, replica), error, stall.is_some());
+                upload.fail_write(*key, replica, error, stall.is_some());
                 if upload.has_no_replica() {
                     outcomes[at] = Err(upload.no_replica_error(*key));
                 }

@@ -169,7 +169,7 @@ impl ClientInner {
             tag: grants.tag.to_owned(),
         };
         let requested_at = SystemClock.now();
-        let response = self.rpc.call_at(request, (requested_at, deadline))?;
+        let response = self.rpc.call_at(request, requested_at, deadline)?;
         let fence = fence_end(requested_at, Duration::from_millis(response.fence_ms));
         let fences =
             ReadFences::from_response(&response, fence, self.rpc.pending_releases()).map(Arc::new);

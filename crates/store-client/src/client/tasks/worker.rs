@@ -198,7 +198,7 @@ impl ClientInner {
 
     /// Holds a place that is in a segment of this client.
     fn hold(&self, place: &Place) -> Option<Result<HeldPart>> {
-        self.session.segments().hold(place.segment.id, (place.offset, place.length))
+        self.session.segments().hold(place.segment.id, place.offset, place.length)
     }
 
     /// Copies a task's bytes to the targets that have no result yet.
