@@ -64,6 +64,7 @@ use self::{
     clients::ClientService,
     connection::ConnectionEnd,
     disks::DiskService,
+    durability::{Executed, NO_POSITION},
     objects::ObjectService,
     op_metrics::OpMetrics,
     quotas::QuotaService,
@@ -150,33 +151,34 @@ impl Service {
     /// call says; does not wait for owners that have not come back after a restart.
     pub fn dispatch(&self, request: v1::Request, origin: &Origin) -> v1::Response {
         self.record_arrival(request.call.as_ref(), origin);
-        let (response, position) = match (&request.call, self.shared.fatal().get()) {
+        let executed = match (&request.call, self.shared.fatal().get()) {
             (Some(request::Call::FetchOffloads(r)), None) => {
                 let (answer, position) = self.disks.fetch_offloads_in_thread(r);
-                (self.end_call(None, answer.map(response::Call::FetchOffloads)), position)
+                let response = self.end_call(None, answer.map(response::Call::FetchOffloads));
+                Executed { response, position }
             }
             _ => self.execute_logged(request, origin),
         };
         if let Some(journal) = self.shared.journal() {
-            journal.wait_durable(position);
+            journal.wait_durable(executed.position);
         }
-        self.finished(response, position)
+        self.finished(executed)
     }
 
-    /// Executes one call. Returns the log position that its answer waits for, too; 0: none.
-    fn execute_logged(&self, request: v1::Request, origin: &Origin) -> (v1::Response, u64) {
+    /// Executes one call.
+    fn execute_logged(&self, request: v1::Request, origin: &Origin) -> Executed {
         if let Some(error) = self.shared.fatal().refusal() {
-            return (durability::refusal(&error), 0);
+            return durability::refusal(&error).into();
         }
         let starts_unlogged =
             self.shared.journal().is_some_and(|log| log.answerable_position().is_some());
         let waits = |call| durability::waits_for_log(call, starts_unlogged);
         let waits = request.call.as_ref().is_some_and(waits);
         let execute = |request| {
-            let executed = durability::with_log_position(|| Ok(self.execute(request, origin)));
-            let (response, position) = executed;
+            let (response, position) =
+                durability::with_log_position(|| Ok(self.execute(request, origin)));
             let response = response.unwrap_or_else(|error| durability::refusal(&error));
-            (response, if waits { position } else { 0 })
+            Executed { response, position: if waits { position } else { NO_POSITION } }
         };
         match request.call_number {
             0 => execute(request),

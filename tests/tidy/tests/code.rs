@@ -320,18 +320,15 @@ fn flags_are_tested_by_if() {
     report("flags that are tested by a pattern: use if", &found);
 }
 
-/// Crates that still pass several arguments as one tuple. The list only shrinks.
-const TUPLES_OF_ARGUMENTS: &[&str] = &["master", "python", "store-client", "transfer-tools"];
-
-/// A range may be one argument.
+/// No limit is a reason to pass several arguments as one tuple. A range may be one argument.
 #[test]
 fn arguments_have_names_of_their_own() {
     let pattern = regex(r"^\s+\(\w+, .*\): \(|\bfn \w+.*[(,] ?\([a-z_]+, [a-z_ ,()]*\): \(");
     let range = regex(r"\((base|address), length\): \(");
     let mut found = Vec::new();
+    let library = regex(r"^crates/[^/]+/src/");
     for file in rust() {
-        let owner = file.path.strip_prefix("crates/").and_then(|path| path.split_once("/src/"));
-        if owner.is_some_and(|(owner, _)| !TUPLES_OF_ARGUMENTS.contains(&owner)) {
+        if library.is_match(&file.path) {
             let tuples = file.matches(&pattern);
             found.extend(tuples.into_iter().filter(|line| !range.is_match(line)));
         }

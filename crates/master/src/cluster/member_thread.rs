@@ -144,9 +144,9 @@ impl MemberThread {
             let log = self.open_log(&mut membership)?;
             let following = Following::start(Arc::clone(&self.cluster), log, membership)?;
             let elected = self.wait_until_elected()?;
-            let followed = following.stop()?;
+            let (log, members) = following.stop()?;
             membership = match elected {
-                Some(view) => self.lead(view, followed)?,
+                Some(view) => self.lead(view, log, members)?,
                 None => return Ok(()),
             };
             self.cluster.elector.restart(membership.history());
@@ -211,7 +211,8 @@ impl MemberThread {
     fn lead(
         &mut self,
         view: View,
-        (log, mut membership): (StandbyLog, Membership),
+        log: StandbyLog,
+        mut membership: Membership,
     ) -> Result<Membership> {
         let began = SystemClock.now();
         self.cluster.set_state(MemberState::LeaderWarmup);

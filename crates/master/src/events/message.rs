@@ -37,7 +37,7 @@ impl MessageEncoder {
         payload.array(events.len());
         for event in events {
             self.event_id += 1;
-            put_event(&mut payload, event, (self.event_id, now_ms), config);
+            put_event(&mut payload, event, self.event_id, now_ms, config);
         }
         payload.unsigned(u64::from(config.dp_rank));
         let Payload(payload) = payload;
@@ -54,7 +54,8 @@ impl MessageEncoder {
 fn put_event(
     out: &mut Payload,
     event: &ObjectEvent,
-    (event_id, now_ms): (u64, u64),
+    event_id: u64,
+    now_ms: u64,
     config: &EventsConfig,
 ) {
     let is_stored = matches!(event, ObjectEvent::Stored { .. });

@@ -219,7 +219,7 @@ impl Journal {
         self.with_writer(|writer| {
             if self.failures.load(Ordering::Acquire) == failures {
                 match outcome {
-                    Ok(()) => self.end_sync(writer, &files, (position, frame)),
+                    Ok(()) => self.end_sync(writer, &files, position, frame),
                     Err(error) => self.fail(writer, "cannot be synced", error),
                 }
             }
@@ -231,7 +231,8 @@ impl Journal {
         &self,
         writer: &mut LogWriter,
         files: &[Arc<dyn LogFile>],
-        (position, frame): (u64, u64),
+        position: u64,
+        frame: u64,
     ) {
         writer.synced_frame = frame;
         if self.sync != LogSync::Never {

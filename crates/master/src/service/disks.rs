@@ -109,9 +109,8 @@ impl DiskService {
             let now = self.shared.now();
             let mut state = self.shared.lock();
             let offloaded = state.disks().take_over(now, client, disk, limit, r.bytes)?;
-            let limits = (limit, r.promotion_bytes);
             let mut promotions = PromotionCalls::new(state.tasks());
-            let promoted = promotions.fetch(now, client, disk, limits)?;
+            let promoted = promotions.fetch(now, client, disk, limit, r.promotion_bytes)?;
             Ok((handed_over(&state, &offloaded, &promoted), promoted.is_waiting))
         })
     }
@@ -178,13 +177,13 @@ impl DiskService {
         self.shared.lock().disks().own(client, disk)?.set_used(r.used);
         let mut stale = Vec::new();
         let mut at = 0;
-        self.for_each_record((client, disk), r.dropped.as_ref(), |disk, record| {
+        self.for_each_record(client, disk, r.dropped.as_ref(), |disk, record| {
             disk.record_lost(now, record);
         })?;
-        self.for_each_record((client, disk), r.refused.as_ref(), |disk, record| {
+        self.for_each_record(client, disk, r.refused.as_ref(), |disk, record| {
             disk.record_refused(now, record);
         })?;
-        self.for_each_record((client, disk), r.added.as_ref(), |disk, record| {
+        self.for_each_record(client, disk, r.added.as_ref(), |disk, record| {
             if !disk.record_added(now, record) {
                 stale.push(at);
             }
@@ -193,8 +192,8 @@ impl DiskService {
         let written = r.promoted.iter().map(|&replica| (ReplicaId(replica), true));
         let failed = r.not_promoted.iter().map(|&replica| (ReplicaId(replica), false));
         let ended: Vec<_> = written.chain(failed).take(BATCH_ITEMS_MAX).collect();
-        let ended = self.shared.map_in_slices(&ended, |state, &end| {
-            PromotionCalls::new(state.tasks()).end(now, client, disk, end)
+        let ended = self.shared.map_in_slices(&ended, |state, &(replica, is_written)| {
+            PromotionCalls::new(state.tasks()).end(now, client, disk, replica, is_written)
         });
         ended.into_iter().collect::<Result<()>>()?;
         if r.is_complete && self.shared.lock().disks().own(client, disk)?.end_naming() {
@@ -211,7 +210,8 @@ impl DiskService {
     /// Passes the records of a disk to `handle` in order, one slice at a time.
     fn for_each_record(
         &self,
-        (client, disk): (ClientId, SegmentId),
+        client: ClientId,
+        disk: SegmentId,
         columns: Option<&v1::RecordColumns>,
         mut handle: impl FnMut(&mut OwnDisk<'_>, &RecordName<'_>),
     ) -> Result<()> {

@@ -27,6 +27,24 @@ pub enum AnsweringThread {
     Dedicated,
 }
 
+/// The answer to a call that was executed, before the log was waited for.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Executed {
+    pub(super) response: v1::Response,
+    /// The log position that the answer waits for.
+    pub(super) position: u64,
+}
+
+/// The log position of an answer that waits for nothing.
+pub(super) const NO_POSITION: u64 = 0;
+
+impl From<v1::Response> for Executed {
+    /// An answer that waits for nothing.
+    fn from(response: v1::Response) -> Self {
+        Self { response, position: NO_POSITION }
+    }
+}
+
 impl Service {
     /// Creates a service over the state recovered from the log. All recovered segments are
     /// unclaimed until their owners announce them.
@@ -69,19 +87,19 @@ impl Service {
         self.answer_from_log(executed, thread).await
     }
 
-    /// Executes a call whose arrival is recorded, like [`answer`](Self::answer). Returns its answer with
-    /// the log position that the answer waits for.
+    /// Executes a call whose arrival is recorded, like [`answer`](Self::answer). Returns its answer
+    /// before the log was waited for.
     pub(super) async fn execute_for(
         self: &Arc<Self>,
         request: v1::Request,
         origin: &Origin,
         permit: impl Sized,
-    ) -> (v1::Response, u64) {
+    ) -> Executed {
         let executed = if request.call.as_ref().is_some_and(admission::is_large) {
             let (service, origin) = (Arc::clone(self), origin.clone());
             let executed =
                 tokio::task::spawn_blocking(move || service.execute_logged(request, &origin)).await;
-            executed.unwrap_or_else(|source| (refusal(&panicked().caused_by(source)), 0))
+            executed.unwrap_or_else(|source| refusal(&panicked().caused_by(source)).into())
         } else if let (Some(Call::FetchOffloads(r)), None) =
             (&request.call, self.shared.fatal().get())
         {
@@ -89,7 +107,8 @@ impl Service {
             // call's time.
             drop(permit);
             let (answer, position) = self.disks.fetch_offloads_when_there_are(r).await;
-            return (self.end_call(None, answer.map(response::Call::FetchOffloads)), position);
+            let response = self.end_call(None, answer.map(response::Call::FetchOffloads));
+            return Executed { response, position };
         } else if matches!(request.call, Some(Call::PutStart(_))) {
             self.answer_put_start(request).await
         } else {
@@ -104,37 +123,38 @@ impl Service {
     /// Cancel-safe.
     pub(super) async fn answer_from_log(
         &self,
-        (response, position): (v1::Response, u64),
+        executed: Executed,
         thread: AnsweringThread,
     ) -> v1::Response {
+        let position = executed.position;
         match (self.shared.journal(), thread) {
             (None, _) => {}
             (Some(journal), AnsweringThread::Runtime) => journal.durable(position).await,
             // Writes the log itself, which is faster than to wake another thread for it.
             (Some(journal), AnsweringThread::Dedicated) => journal.wait_durable(position),
         }
-        self.finished(response, position)
+        self.finished(executed)
     }
 
-    /// Executes a call that starts puts. It waits for memory on a thread of its own. Returns the log
-    /// position that its answer waits for, too.
-    async fn answer_put_start(&self, request: v1::Request) -> (v1::Response, u64) {
+    /// Executes a call that starts puts. It waits for memory on a thread of its own.
+    async fn answer_put_start(&self, request: v1::Request) -> Executed {
         if let Some(error) = self.shared.fatal().refusal() {
-            return (refusal(&error), 0);
+            return refusal(&error).into();
         }
         let pending = self.begin_call(&request);
         let (answer, position) = match request.call {
             Some(Call::PutStart(r)) => self.objects.put_start_in_parts(r).await,
-            _ => (Err(Error::internal("not a call that starts puts")), 0),
+            _ => (Err(Error::internal("not a call that starts puts")), NO_POSITION),
         };
-        (self.end_call(pending, answer.map(response::Call::PutStart)), position)
+        let response = self.end_call(pending, answer.map(response::Call::PutStart));
+        Executed { response, position }
     }
 
     /// Returns the answer to a call once the log was waited for, or why it must not be given: the log
     /// failed before, a standby that must have the change has not confirmed it, or another master leads.
     /// A failure of the whole call stays, as it promises nothing: one that panicked must not be repeated.
-    pub(super) fn finished(&self, response: v1::Response, position: u64) -> v1::Response {
-        let mut response = response;
+    pub(super) fn finished(&self, executed: Executed) -> v1::Response {
+        let Executed { mut response, position } = executed;
         if let Some(leadership) = self.shared.leadership() {
             // At this moment, after all that was waited for: another master may lead already.
             if !leadership.is_valid() {

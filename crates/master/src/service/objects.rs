@@ -104,20 +104,18 @@ impl ObjectService {
         // The state grants no longer fence than the log has on disk, so that nobody waits for it.
         let mut fence = None;
         self.shared.for_each_slice(&keys, |state, keys| {
-            let located =
-                state.locate_counted(now, &tenant, keys, (grant, counted), |state, it| {
-                    match &it {
-                        Ok(object) => {
-                            (hits, bytes) = (hits + 1, bytes + object.length);
-                            if object.places.is_empty() {
-                                (disk_hits, disk_bytes) =
-                                    (disk_hits + 1, disk_bytes + object.length);
-                            }
+            let located = state.locate_counted(now, &tenant, keys, grant, counted, |state, it| {
+                match &it {
+                    Ok(object) => {
+                        (hits, bytes) = (hits + 1, bytes + object.length);
+                        if object.places.is_empty() {
+                            (disk_hits, disk_bytes) = (disk_hits + 1, disk_bytes + object.length);
                         }
-                        Err(error) => failed.add(error.code()),
                     }
-                    reply.push(state, &mut segments, it);
-                });
+                    Err(error) => failed.add(error.code()),
+                }
+                reply.push(state, &mut segments, it);
+            });
             fence = Some(fence.map_or(located.1, |fence: Duration| fence.min(located.1)));
         });
         let fence = fence.unwrap_or_default();

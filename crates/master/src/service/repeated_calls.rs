@@ -12,15 +12,16 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
+use super::durability::{self, Executed};
 use crate::state::{Answers, Begun};
 
 /// How long a repetition waits for the end of the first execution.
 const WAIT_DEADLINE: Duration = Duration::from_secs(10);
 
-/// The responses to numbered calls, each with the log position behind its effects.
+/// The answers to numbered calls.
 #[derive(Debug, Default)]
 pub(super) struct RepeatedCalls {
-    answers: Mutex<Answers<(v1::Response, u64)>>,
+    answers: Mutex<Answers<Executed>>,
     /// Notified when a call ends.
     ended: Notify,
 }
@@ -30,17 +31,17 @@ impl RepeatedCalls {
     pub(super) fn execute_once(
         &self,
         request: v1::Request,
-        execute: impl FnOnce(v1::Request) -> (v1::Response, u64),
-    ) -> (v1::Response, u64) {
+        execute: impl FnOnce(v1::Request) -> Executed,
+    ) -> Executed {
         let number = request.call_number;
         let Some(client) = client_of(&request) else { return execute(request) };
         let begun = self.answers.lock().begin(client, number, request.answered_below);
         match begun {
             Begun::Execute => {
                 let running = RunningCall { calls: self, client, number };
-                let (response, position) = execute(request);
-                running.finish(&response, position);
-                (response, position)
+                let executed = execute(request);
+                running.finish(&executed);
+                executed
             }
             Begun::Repeated(answered) => answered,
             Begun::Running => refused(
@@ -102,12 +103,12 @@ struct RunningCall<'a> {
 }
 
 impl RunningCall<'_> {
-    fn finish(self, response: &v1::Response, position: u64) {
+    fn finish(self, executed: &Executed) {
+        let response = &executed.response;
         // A call that failed as a whole changed nothing, and may succeed when it is repeated.
         if !matches!(response.call, Some(response::Call::Failure(_)) | None) {
-            let answer = (response.clone(), position);
-            let bytes = size_of_val(&answer) + response.encoded_len();
-            self.calls.answers.lock().finish(self.client, self.number, answer, bytes);
+            let bytes = size_of_val(executed) + response.encoded_len();
+            self.calls.answers.lock().finish(self.client, self.number, executed.clone(), bytes);
         }
     }
 }
@@ -124,12 +125,6 @@ fn client_of(request: &v1::Request) -> Option<ClientId> {
     ClientId::from_bytes(&request.call.as_ref()?.caller()?.client)
 }
 
-fn refused(error: Error) -> (v1::Response, u64) {
-    (
-        v1::Response {
-            call: Some(response::Call::Failure((&error).into())),
-            ..v1::Response::default()
-        },
-        0,
-    )
+fn refused(error: Error) -> Executed {
+    durability::refusal(&error).into()
 }

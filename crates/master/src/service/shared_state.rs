@@ -99,8 +99,8 @@ impl SharedState {
             state.confirm_durable(journal.durable_position());
             state.puts().set_answerable(journal.answerable_position());
         }
-        let signals = (&self.offload_signal, &self.disk_progress);
-        StateGuard::new(state, events, journal, &self.fatal, signals)
+        let (offload_signal, disk_progress) = (&self.offload_signal, &self.disk_progress);
+        StateGuard::new(state, events, journal, &self.fatal, offload_signal, disk_progress)
     }
 
     /// Returns what puts wait for that wait for disks.

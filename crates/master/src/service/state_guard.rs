@@ -71,7 +71,8 @@ impl<'a> StateGuard<'a> {
         events: Option<&'a Arc<Events>>,
         journal: Option<&'a Journal>,
         fatal: &'a FatalError,
-        (offload_signal, disk_progress): (&'a Notify, &'a DiskProgress),
+        offload_signal: &'a Notify,
+        disk_progress: &'a DiskProgress,
     ) -> Self {
         let was_panicking = std::thread::panicking();
         Self {

@@ -334,7 +334,7 @@ impl State {
         options: LocateOptions,
     ) -> Located {
         let (objects, fence) =
-            self.locate_counted(now, tenant, keys, (options, None), |_, object| object);
+            self.locate_counted(now, tenant, keys, options, None, |_, object| object);
         Located { objects, fence }
     }
 
@@ -345,7 +345,8 @@ impl State {
         now: Moment,
         tenant: &TenantId,
         keys: &[K],
-        (options, bytes): (LocateOptions, Option<u64>),
+        options: LocateOptions,
+        bytes: Option<u64>,
         mut make: impl FnMut(&Self, Result<LocatedObject>) -> R,
     ) -> (Vec<R>, Duration) {
         let found = read::find_readable(&mut self.inventory, now, tenant, keys);

@@ -83,8 +83,8 @@ fn restore_image(
     // Ranges whose rest was over long ago may overlap others: of each byte, the longest rest counts.
     let mut resting: Vec<_> = image.quarantined.into_iter().collect();
     resting.sort_unstable_by_key(|&(place, range)| (Reverse(range.time), place));
-    for (place, range) in resting {
-        restoration.restore_quarantined(&mut state.inventory, place, range);
+    for ((segment, offset), range) in resting {
+        restoration.restore_quarantined(&mut state.inventory, segment, offset, range);
     }
     let records = state.tasks().restore_records(now, image.tasks, image.next_ordinal);
     Restored {

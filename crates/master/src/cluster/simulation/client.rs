@@ -416,7 +416,7 @@ pub(super) fn execute(state: &mut State, now: Moment, client: usize, call: &Call
     let tenant = TenantId::default();
     match call {
         Call::Announce { spec, is_new, .. } => announce(state, now, id, spec, *is_new),
-        Call::PutStart { key, pages } => start(state, now, id, (*key, *pages)),
+        Call::PutStart { key, pages } => start(state, now, id, *key, *pages),
         Call::PutEnd { key, version } => {
             let name = key_name(*key);
             let (key, version) = (name.as_bytes(), *version);
@@ -449,7 +449,7 @@ fn announce(
     Reply::Announced { is_known: announced.is_ok(), mark: None }
 }
 
-fn start(state: &mut State, now: Moment, client: ClientId, (key, pages): (usize, u64)) -> Reply {
+fn start(state: &mut State, now: Moment, client: ClientId, key: usize, pages: u64) -> Reply {
     let name = key_name(key);
     let options = PutOptions { is_hard_pinned: key < PINNED, ..PutOptions::default() };
     let put = Put {

@@ -599,7 +599,8 @@ impl Simulation {
         &mut self,
         index: usize,
         process: &mut Process,
-        (client, number): (usize, u64),
+        client: usize,
+        number: u64,
         call: &Call,
     ) -> Result<(), String> {
         let (bug, local) = (self.plan.bug, self.nodes[index].local(self.now));

@@ -262,7 +262,7 @@ impl Simulation {
                 self.receive_from_leader(index, process, connection, message);
             }
             Message::Call { client, number, call, .. } => {
-                self.execute(index, process, (client, number), &call)?;
+                self.execute(index, process, client, number, &call)?;
             }
             Message::ToService { .. } | Message::Reply { .. } => {}
         }

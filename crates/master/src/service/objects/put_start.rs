@@ -77,7 +77,7 @@ impl ObjectService {
         });
         let mut call = match begun {
             Ok((call, true)) => {
-                let position = if call.is_prepared { 0 } else { position };
+                let position = if call.is_prepared { durability::NO_POSITION } else { position };
                 return (Ok(self.end_put_start(call)), position);
             }
             Ok((call, false)) => call,

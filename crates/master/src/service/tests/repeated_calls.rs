@@ -116,7 +116,8 @@ fn repetition_waits_for_first_execution() {
         let first = scope.spawn(move || {
             calls.execute_once(first, |_| {
                 begun.send(()).unwrap();
-                (ready.recv_timeout(Duration::from_secs(10)).unwrap(), 3)
+                let response = ready.recv_timeout(Duration::from_secs(10)).unwrap();
+                Executed { response, position: 3 }
             })
         });
         has_begun.recv_timeout(Duration::from_secs(10)).unwrap();
@@ -134,9 +135,10 @@ fn repetition_waits_for_first_execution() {
             to_call.send(response.clone()).unwrap();
             waiting.await.unwrap();
         });
-        assert_eq!(first.join().unwrap(), (response.clone(), 3));
+        let executed = Executed { response, position: 3 };
+        assert_eq!(first.join().unwrap(), executed);
         let again = service.repeated_calls.execute_once(request, |_| unreachable!());
-        assert_eq!(again, (response, 3), "with the log position to wait for");
+        assert_eq!(again, executed, "with the log position to wait for");
     });
 }
 

@@ -381,7 +381,7 @@ impl OwnDisk<'_> {
             mounted_disks::repeat_offload(self.inventory, self.slot, waiting);
         } else {
             self.inventory.counters_mut().offloads_failed += 1;
-            self.inventory.offloads_mut().give_up(now, self.slot, (object, version));
+            self.inventory.offloads_mut().give_up(now, self.slot, object, version);
         }
         self.inventory.offloads_mut().record_report(now, self.slot);
     }

@@ -512,7 +512,7 @@ impl PutCalls<'_> {
             self.release_put_memory(now, &write, late_until);
             return Ok(());
         }
-        self.publish(now, slot, write, (&put, &failed));
+        self.publish(now, slot, write, &put, &failed);
         if late_until > now.into() {
             puts::await_late_bytes(self.inventory, slot, late_until.moment());
         }

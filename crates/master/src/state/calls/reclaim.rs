@@ -81,7 +81,7 @@ impl Reclaimer<'_> {
             self.searches.steps += tried as u64;
         }
         if replicas.len() < copies || search.is_some() {
-            let found = self.search_copies(now, (need, copies), request, replicas, search);
+            let found = self.search_copies(now, need, copies, request, replicas, search);
             moves::keep_moving_ahead(self.inventory, now);
             let Some(more) = found else { return Err(self.out_of_space_error(now, need, request)) };
             match more {

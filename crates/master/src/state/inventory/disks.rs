@@ -120,7 +120,7 @@ pub(in crate::state) fn drop_memory(
             if is_hard_pinned {
                 inventory.pool.remove_hard_pin(&replica);
             }
-            inventory.free_or_quarantine(now, replica, (until, 0), position, to);
+            inventory.free_or_quarantine(now, replica, until, 0, position, to);
         }
     }
     leave_memory(inventory, slot);

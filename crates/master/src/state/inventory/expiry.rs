@@ -39,6 +39,6 @@ pub(in crate::state) fn set_expiry(
     let tags = catalog.annotations.of(slot).map(|found| found.tags.clone());
     let annotation = Annotation { expires, tags: tags.unwrap_or_default() };
     let version = catalog.objects.at(slot).version;
-    log.annotate(&catalog.objects, rules, (slot, version), &annotation);
+    log.annotate(&catalog.objects, rules, slot, version, &annotation);
     catalog.annotations.insert(slot, annotation);
 }

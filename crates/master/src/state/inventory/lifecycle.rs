@@ -92,7 +92,7 @@ impl Inventory {
             if is_hard_pinned {
                 self.pool.remove_hard_pin(&replica);
             }
-            self.free_or_quarantine(now, replica, (until, version), position, to);
+            self.free_or_quarantine(now, replica, until, version, position, to);
         }
         self.clear_value(slot);
     }
@@ -232,7 +232,7 @@ impl Inventory {
     /// Frees the memory of a replica, after a quarantine until `until`.
     pub(in crate::state) fn release(&mut self, now: Moment, replica: Replica, until: Timestamp) {
         let position = self.log.effects.position();
-        self.free_or_quarantine(now, replica, (until, 0), position, &mut FreedTo::Pool);
+        self.free_or_quarantine(now, replica, until, 0, position, &mut FreedTo::Pool);
     }
 
     /// Frees the memory of a replica whose release is recorded below the log position. If its
@@ -242,7 +242,8 @@ impl Inventory {
         &mut self,
         now: Moment,
         replica: Replica,
-        (until, version): (Timestamp, u64),
+        until: Timestamp,
+        version: u64,
         position: u64,
         to: &mut FreedTo<'_>,
     ) {
@@ -260,9 +261,9 @@ impl Inventory {
                 self.log.effects.record(|| Effect::Quarantined { number, offset, length, time });
             }
             let position = self.log.effects.position();
-            self.pool.quarantine_block(until, version, (replica.segment, replica.block), position);
+            self.pool.quarantine_block(until, version, replica.segment, replica.block, position);
         } else {
-            self.pool.free_block_to(to, (replica.segment, replica.block), position);
+            self.pool.free_block_to(to, replica.segment, replica.block, position);
         }
     }
 }

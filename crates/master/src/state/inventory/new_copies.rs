@@ -88,7 +88,8 @@ pub(in crate::state) struct WrittenCopies {
 pub(in crate::state) fn end_copies(
     inventory: &mut Inventory,
     now: Moment,
-    (slot, version): (Option<ObjectSlot>, u64),
+    slot: Option<ObjectSlot>,
+    version: u64,
     copies: NewCopies,
     failed: &dyn Fn(ReplicaId) -> bool,
 ) -> WrittenCopies {

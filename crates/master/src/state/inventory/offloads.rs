@@ -288,7 +288,8 @@ impl Offloads {
         &mut self,
         now: Moment,
         disk: DiskSlot,
-        (object, version): (ObjectSlot, u64),
+        object: ObjectSlot,
+        version: u64,
     ) {
         self.set_aside(now, object, version);
         let Some(offloads) = self.by_disk.get_mut(&disk) else { return };

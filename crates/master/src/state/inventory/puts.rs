@@ -91,7 +91,8 @@ pub(in crate::state) fn set_newest(inventory: &mut Inventory, slot: ObjectSlot, 
 pub(in crate::state) fn release_copy(
     inventory: &mut Inventory,
     now: Moment,
-    (tenant, length): (TenantIndex, u64),
+    tenant: TenantIndex,
+    length: u64,
     replica: Replica,
     until: Timestamp,
 ) {
@@ -133,7 +134,7 @@ pub(in crate::state) fn publish(
     let Inventory { log, catalog, pool, rules, .. } = inventory;
     // Before the value, so that no cut of the log leaves a value that never expires.
     if let Some(annotation) = &annotation {
-        log.annotate(&catalog.objects, rules, (slot, version), annotation);
+        log.annotate(&catalog.objects, rules, slot, version, annotation);
     }
     log.effects.record(|| Effect::Published { version, failed, checksum, pin });
     if value.is_hard_pinned {

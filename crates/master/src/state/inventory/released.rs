@@ -51,6 +51,6 @@ fn record_live(inventory: &mut Inventory, slot: ObjectSlot) {
     let Some(live) = logged_object(catalog, pool, slot, object) else { return };
     log.effects.record(|| live);
     if let Some(annotation) = catalog.annotations.of(slot) {
-        log.annotate(&catalog.objects, rules, (slot, object.version), annotation);
+        log.annotate(&catalog.objects, rules, slot, object.version, annotation);
     }
 }

@@ -21,7 +21,8 @@ use crate::state::{
 pub(in crate::state) fn raise_ahead(
     inventory: &mut Inventory,
     now: Moment,
-    (need, evicted): (u64, u64),
+    need: u64,
+    evicted: u64,
     spared: Option<ObjectSlot>,
 ) -> u64 {
     inventory.ahead.put_waits(now, need, inventory.segments().mounted_bytes);

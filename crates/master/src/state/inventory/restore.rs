@@ -349,7 +349,8 @@ impl Restoration {
     pub(in crate::state) fn restore_quarantined(
         &self,
         inventory: &mut Inventory,
-        (number, offset): (SegmentNumber, u64),
+        number: SegmentNumber,
+        offset: u64,
         QuarantinedRange { length, time }: QuarantinedRange,
     ) {
         let Some(&slot) = self.slots.get(&number) else { return };
@@ -358,7 +359,7 @@ impl Restoration {
         let until = self.now + time;
         for block in inventory.pool.segments.with_allocator(slot, free) {
             inventory.pool.segments.at_mut(slot).extend_busy(until);
-            inventory.pool.quarantine_block(until.into(), 0, (slot, block), 0);
+            inventory.pool.quarantine_block(until.into(), 0, slot, block, 0);
         }
     }
 }

@@ -25,7 +25,8 @@ impl Log {
         &mut self,
         objects: &Objects,
         rules: &Rules,
-        (slot, version): (ObjectSlot, u64),
+        slot: ObjectSlot,
+        version: u64,
         annotation: &Annotation,
     ) {
         self.effects.record(|| Effect::Annotated {

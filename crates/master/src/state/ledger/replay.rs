@@ -182,7 +182,7 @@ impl Image {
                 self.quarantined.retain(|(segment, _), _| *segment != number);
             }
             Effect::Started { version, client, mut value, is_replacing, request, terms } => {
-                self.apply_started(version, client, &mut value, (is_replacing, request, terms));
+                self.apply_started(version, client, &mut value, is_replacing, request, terms);
             }
             Effect::Published { version, failed, checksum, pin } => {
                 self.apply_published(version, failed, checksum, pin);
@@ -296,7 +296,9 @@ impl Image {
         version: u64,
         client: ClientId,
         value: &mut Value<'_>,
-        (is_replacing, request, terms): (bool, u64, Option<Box<Terms>>),
+        is_replacing: bool,
+        request: u64,
+        terms: Option<Box<Terms>>,
     ) {
         self.next_version = self.next_version.max(version.saturating_add(1));
         // A master allocates no memory that still rests.

@@ -297,7 +297,7 @@ impl Allocator {
     pub(in crate::state) fn largest_free(&self) -> u64 {
         let Some(coarse) = self.coarse_map.checked_ilog2() else { return 0 };
         let Some(fine) = self.fine_maps[coarse as usize].checked_ilog2() else { return 0 };
-        let longest = self.bin((coarse as usize, fine as usize));
+        let longest = self.bin(Bin { coarse: coarse as usize, fine: fine as usize });
         longest.map(|block| self.size_of(block)).max().unwrap_or_default()
     }
 
@@ -334,7 +334,7 @@ impl Allocator {
         self.bin(own).skip(FIRST_SCAN_MAX).take(BIN_SCAN_MAX).find(|&block| fits(block))
     }
 
-    fn bin(&self, (coarse, fine): (usize, usize)) -> impl Iterator<Item = u32> {
+    fn bin(&self, Bin { coarse, fine }: Bin) -> impl Iterator<Item = u32> {
         let head = self.heads[coarse][fine];
         std::iter::successors((head != NONE).then_some(head), |&block| {
             let later = self.blocks[block as usize].later;
@@ -343,21 +343,21 @@ impl Allocator {
     }
 
     /// Returns the next bin of larger sizes that has blocks.
-    fn next_bin(&self, (coarse, fine): (usize, usize)) -> Option<(usize, usize)> {
+    fn next_bin(&self, Bin { coarse, fine }: Bin) -> Option<Bin> {
         let fines = self.fine_maps[coarse] & u32::MAX.checked_shl(fine as u32 + 1).unwrap_or(0);
         if fines != 0 {
-            return Some((coarse, fines.trailing_zeros() as usize));
+            return Some(Bin { coarse, fine: fines.trailing_zeros() as usize });
         }
         let coarses = self.coarse_map & (u64::MAX << (coarse + 1));
         (coarses != 0).then(|| {
             let coarse = coarses.trailing_zeros() as usize;
-            (coarse, self.fine_maps[coarse].trailing_zeros() as usize)
+            Bin { coarse, fine: self.fine_maps[coarse].trailing_zeros() as usize }
         })
     }
 
     fn insert_free(&mut self, block: u32) {
         debug_assert!(!self.is_free(block), "a free block is in one bin");
-        let (coarse, fine) = bin_of(self.size_of(block));
+        let Bin { coarse, fine } = bin_of(self.size_of(block));
         let head = self.heads[coarse][fine];
         if head != NONE {
             self.blocks[head as usize].earlier = block;
@@ -375,7 +375,7 @@ impl Allocator {
 
     fn remove_free(&mut self, block: u32) {
         debug_assert!(self.is_free(block), "only a free block is in a bin");
-        let (coarse, fine) = bin_of(self.size_of(block));
+        let Bin { coarse, fine } = bin_of(self.size_of(block));
         let record = &mut self.blocks[block as usize];
         record.offset &= !FREE;
         let (earlier, later) = (record.earlier, record.later);
@@ -493,12 +493,21 @@ pub(in crate::state) fn footprint(length: u64) -> Option<u64> {
     rounded(length).map(|(need, _)| need)
 }
 
+/// A list of free blocks of about the same size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Bin {
+    /// Class of the size, a power of two.
+    coarse: usize,
+    /// Class within that.
+    fine: usize,
+}
+
 /// Returns the bin of a size. Monotonic: later bins have larger blocks only.
-fn bin_of(size: u64) -> (usize, usize) {
+fn bin_of(size: u64) -> Bin {
     let granules = size / GRANULE_BYTES;
     let Some(power) = granules.checked_ilog2().filter(|&power| power >= FINE_BITS) else {
-        return (0, granules as usize);
+        return Bin { coarse: 0, fine: granules as usize };
     };
     let fine = (granules >> (power - FINE_BITS)) as usize & (FINE - 1);
-    ((power - FINE_BITS + 1) as usize, fine)
+    Bin { coarse: (power - FINE_BITS + 1) as usize, fine }
 }

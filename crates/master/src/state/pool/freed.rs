@@ -32,7 +32,8 @@ impl Pool {
     pub(in crate::state) fn free_block_to(
         &mut self,
         to: &mut FreedTo<'_>,
-        (segment, block): (SegmentSlot, BlockId),
+        segment: SegmentSlot,
+        block: BlockId,
         position: u64,
     ) {
         if let FreedTo::Window { segment: within, offsets, kept } = to

@@ -15,6 +15,15 @@ use crate::state::{
 #[derive(Debug, Default)]
 pub(in crate::state) struct Quarantine(BTreeSet<(Timestamp, u64, SegmentSlot, BlockId, u64)>);
 
+/// A block that was quarantined.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::state) struct QuarantinedBlock {
+    pub(in crate::state) segment: SegmentSlot,
+    pub(in crate::state) block: BlockId,
+    /// Log position behind the record of its release.
+    pub(in crate::state) position: u64,
+}
+
 impl Quarantine {
     /// Quarantines a block until the given time.
     pub(in crate::state) fn push(
@@ -29,9 +38,10 @@ impl Quarantine {
     }
 
     /// Takes out a block whose quarantine is over.
-    pub(in crate::state) fn pop_due(&mut self, now: Moment) -> Option<(SegmentSlot, BlockId, u64)> {
+    pub(in crate::state) fn pop_due(&mut self, now: Moment) -> Option<QuarantinedBlock> {
         self.0.first().filter(|(until, ..)| *until <= now.into())?;
-        self.0.pop_first().map(|(_, _, segment, block, position)| (segment, block, position))
+        let (_, _, segment, block, position) = self.0.pop_first()?;
+        Some(QuarantinedBlock { segment, block, position })
     }
 
     /// Takes out a block that is quarantined only for readers of that version, with exactly this
@@ -40,7 +50,7 @@ impl Quarantine {
         &mut self,
         until: Timestamp,
         version: u64,
-    ) -> Option<(SegmentSlot, BlockId, u64)> {
+    ) -> Option<QuarantinedBlock> {
         let first = (until, version, SegmentSlot::new(0), BlockId::FIRST, 0);
         let found = *self.0.range(first..).next()?;
         let (found_until, found_version, segment, block, position) = found;
@@ -48,7 +58,7 @@ impl Quarantine {
             return None;
         }
         self.0.remove(&found);
-        Some((segment, block, position))
+        Some(QuarantinedBlock { segment, block, position })
     }
 
     /// Returns when the next block is free.

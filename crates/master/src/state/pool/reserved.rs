@@ -10,7 +10,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::state::{
     ids::{BlockId, ObjectSlot, SegmentSlot},
     lease::Timestamp,
-    pool::Pool,
+    pool::{Pool, quarantine::QuarantinedBlock},
     replica::Replica,
 };
 
@@ -96,7 +96,8 @@ impl Pool {
         &mut self,
         until: Timestamp,
         version: u64,
-        (segment, block): (SegmentSlot, BlockId),
+        segment: SegmentSlot,
+        block: BlockId,
         position: u64,
     ) {
         let found = self.segments.at_mut(segment);
@@ -125,10 +126,8 @@ impl Pool {
     }
 
     /// Frees a block that was taken out of the quarantine.
-    pub(in crate::state) fn end_quarantine(
-        &mut self,
-        (segment, block, position): (SegmentSlot, BlockId, u64),
-    ) {
+    pub(in crate::state) fn end_quarantine(&mut self, freed: QuarantinedBlock) {
+        let QuarantinedBlock { segment, block, position } = freed;
         let found = self.segments.at_mut(segment);
         found.reserved.fenced -= found.allocator.size(block);
         self.free_block(segment, block, position);

@@ -67,7 +67,7 @@ impl Pool {
     }
 
     fn promotions(&mut self) -> PromotionBatch {
-        PromotionCalls::new(self.state.tasks()).fetch(self.now, A, DISK, (100, u64::MAX)).unwrap()
+        PromotionCalls::new(self.state.tasks()).fetch(self.now, A, DISK, 100, u64::MAX).unwrap()
     }
 
     /// Hands out what waits for the disk: the replicas to be written.
@@ -77,7 +77,7 @@ impl Pool {
 
     fn end_promotion(&mut self, replica: ReplicaId, is_written: bool) {
         PromotionCalls::new(self.state.tasks())
-            .end(self.now, A, DISK, (replica, is_written))
+            .end(self.now, A, DISK, replica, is_written)
             .unwrap();
     }
 
@@ -190,7 +190,7 @@ fn queue_is_bounded_and_leaves_with_the_disk() {
     pool.state.disks().unmount(pool.now, A, DISK, true).unwrap();
     assert_eq!(pool.state.totals().promotions_underway, 1, "bytes are still on their way");
     pool.advance_all();
-    let report = PromotionCalls::new(pool.state.tasks()).end(pool.now, A, DISK, (replica, true));
+    let report = PromotionCalls::new(pool.state.tasks()).end(pool.now, A, DISK, replica, true);
     fails(report, ErrorCode::SEGMENT_NOT_FOUND);
     pool.wait(60);
     assert_eq!((pool.state.totals().promotions_underway, pool.used()), (0, 0));

@@ -180,8 +180,8 @@ impl PutCalls<'_> {
             if !is_kept {
                 // The replicas of a put have the lowest ordinals.
                 dropped.extend(u8::try_from(replica.ordinal));
-                let charged = (write.tenant, write.length);
-                puts::release_copy(self.inventory, now, charged, *replica, until);
+                let (tenant, length) = (write.tenant, write.length);
+                puts::release_copy(self.inventory, now, tenant, length, *replica, until);
             }
             is_kept
         });
@@ -195,7 +195,8 @@ impl PutCalls<'_> {
         now: Moment,
         slot: ObjectSlot,
         write: Write,
-        (put, failed): (&PutRef<'_>, &[u8]),
+        put: &PutRef<'_>,
+        failed: &[u8],
     ) {
         let value = NewValue {
             version: write.version,
@@ -214,9 +215,9 @@ impl PutCalls<'_> {
 
     /// Frees the memory of a removed put after `until`.
     pub(super) fn release_put_memory(&mut self, now: Moment, write: &Write, until: Timestamp) {
-        let charged = (write.tenant, write.length);
+        let (tenant, length) = (write.tenant, write.length);
         for &replica in write.replicas.iter() {
-            puts::release_copy(self.inventory, now, charged, replica, until);
+            puts::release_copy(self.inventory, now, tenant, length, replica, until);
         }
     }
 

@@ -113,7 +113,8 @@ impl Reclaimer<'_> {
     pub(super) fn search_copies(
         &mut self,
         now: Moment,
-        (need, copies): (u64, usize),
+        need: u64,
+        copies: usize,
         request: &AllocRequest<'_>,
         replicas: Replicas,
         id: &mut Option<SearchId>,
@@ -122,7 +123,7 @@ impl Reclaimer<'_> {
             Some(id) => self.resume_search(id),
             None => Search { replicas, ..Search::default() },
         };
-        if let Some(pending) = self.step_search(now, (need, copies), request, &mut search) {
+        if let Some(pending) = self.step_search(now, need, copies, request, &mut search) {
             *id = Some(self.park_search(now, search));
             return Some(Allocation::Pending(pending));
         }
@@ -186,7 +187,8 @@ impl Reclaimer<'_> {
     fn step_search(
         &mut self,
         now: Moment,
-        (need, copies): (u64, usize),
+        need: u64,
+        copies: usize,
         request: &AllocRequest<'_>,
         search: &mut Search,
     ) -> Option<Pending> {
@@ -210,12 +212,12 @@ impl Reclaimer<'_> {
                 SearchStep::Busy => return Some(Pending::Busy),
                 SearchStep::AwaitFreed => {
                     search.freed_waits += 1;
-                    self.await_log(now, (need, 0), request, search);
+                    self.await_log(now, need, 0, request, search);
                     return self.inventory.pool().unsynced_until().map(Pending::Sync);
                 }
                 SearchStep::AwaitEvicted => {
-                    let evicted = (need, search.position);
-                    let position = self.await_log(now, evicted, request, search);
+                    let evicted = search.position;
+                    let position = self.await_log(now, need, evicted, request, search);
                     return Some(Pending::Sync(position));
                 }
                 SearchStep::Restart(position) => {
@@ -281,14 +283,15 @@ impl Reclaimer<'_> {
     fn await_log(
         &mut self,
         now: Moment,
-        (need, evicted): (u64, u64),
+        need: u64,
+        evicted: u64,
         request: &AllocRequest<'_>,
         search: &mut Search,
     ) -> u64 {
         if std::mem::replace(&mut search.has_waited, true) {
             evicted
         } else {
-            releases::raise_ahead(self.inventory, now, (need, evicted), request.spared)
+            releases::raise_ahead(self.inventory, now, need, evicted, request.spared)
         }
     }
 

@@ -58,7 +58,7 @@ impl Reclaimer<'_> {
         candidates::unpark_due(self.inventory, now);
         if releases::prefers_released(self.inventory, now) {
             let (outcome, taken) =
-                self.search_order(now, (need, true), &[EvictionPass::Plain], request, found);
+                self.search_order(now, need, true, &[EvictionPass::Plain], request, found);
             if taken > PASSED_MAX / 2 {
                 releases::release_soon(self.inventory);
             }
@@ -67,7 +67,7 @@ impl Reclaimer<'_> {
             }
         }
         let passes = EvictionPass::allowed(self.inventory.rules());
-        self.search_order(now, (need, false), passes, request, found).0
+        self.search_order(now, need, false, passes, request, found).0
     }
 
     /// Returns whether evictions could make space for one more replica in any segment. A pool in which
@@ -97,7 +97,8 @@ impl Reclaimer<'_> {
     fn search_order(
         &mut self,
         now: Moment,
-        (need, is_released_only): (u64, bool),
+        need: u64,
+        is_released_only: bool,
         passes: &[EvictionPass],
         request: &AllocRequest<'_>,
         found: &mut Search,
@@ -182,8 +183,7 @@ impl Reclaimer<'_> {
                     let is_new =
                         |member: &&ObjectSlot| group.len() == 1 || search.members.insert(**member);
                     search.taken.extend(group.iter().filter(is_new));
-                    if let Some(outcome) =
-                        self.evict_run(now, pass, search, (&group, request), found)
+                    if let Some(outcome) = self.evict_run(now, pass, search, &group, request, found)
                     {
                         return outcome;
                     }
@@ -200,7 +200,8 @@ impl Reclaimer<'_> {
         now: Moment,
         pass: EvictionPass,
         search: &mut VictimSearch,
-        (latest, request): (&[ObjectSlot], &AllocRequest<'_>),
+        latest: &[ObjectSlot],
+        request: &AllocRequest<'_>,
         found: &mut Search,
     ) -> Option<SearchOutcome> {
         let copies =
@@ -213,11 +214,11 @@ impl Reclaimer<'_> {
             let allocator = &self.inventory.segments().at(segment).allocator;
             Some((segment, allocator.find_run(copy.block, length, steps, is_taken)?))
         });
-        let run = run?;
-        if self.move_run_down(now, run, request.length) {
+        let (segment, first) = run?;
+        if self.move_run_down(now, segment, first, request.length) {
             return Some(SearchOutcome::Moving);
         }
-        self.evict_window(now, pass, (search.need, request), run, found)
+        self.evict_window(now, pass, search.need, request, segment, first, found)
     }
 
     /// Lets those objects move down that have to before a run is evicted, from its first block on.
@@ -225,7 +226,8 @@ impl Reclaimer<'_> {
     pub(super) fn move_run_down(
         &mut self,
         now: Moment,
-        (segment, first): (SegmentSlot, BlockId),
+        segment: SegmentSlot,
+        first: BlockId,
         length: u64,
     ) -> bool {
         if self.inventory.disks().is_empty() {

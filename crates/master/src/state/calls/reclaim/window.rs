@@ -210,7 +210,7 @@ impl Reclaimer<'_> {
                     }
                 }
             }
-            match self.step_fill(now, (pass, request), present, steps, search) {
+            match self.step_fill(now, pass, request, present, steps, search) {
                 FillStep::Done => {
                     if let Some(present) = scan.present.take() {
                         self.end_segment_scan(present);
@@ -232,13 +232,15 @@ impl Reclaimer<'_> {
         &mut self,
         now: Moment,
         pass: EvictionPass,
-        (need, request): (u64, &AllocRequest<'_>),
-        (segment, first): (SegmentSlot, BlockId),
+        need: u64,
+        request: &AllocRequest<'_>,
+        segment: SegmentSlot,
+        first: BlockId,
         found: &mut Search,
     ) -> Option<SearchOutcome> {
         let mut fill = Fill::default();
         let mut steps = EVICT_STEPS * victims::STEPS;
-        let filled = self.fill(now, (pass, request), (segment, first), &mut fill, &mut steps);
+        let filled = self.fill(now, pass, request, segment, first, &mut fill, &mut steps);
         found.position = found.position.max(fill.kept.position);
         match filled {
             Filled::Done(block) => {
@@ -308,7 +310,7 @@ impl Reclaimer<'_> {
             let allocator = &self.inventory.segments().at(segment).allocator;
             let block = allocator.marked(at);
             let is_clear = allocator.is_block_free(block)
-                || match self.evictable(now, pass, request, (segment, block), steps) {
+                || match self.evictable(now, pass, request, segment, block, steps) {
                     Evictable::Is(_) | Evictable::Moves => true,
                     Evictable::IsNot => false,
                     Evictable::Unknown => return WindowSearch::TimeIsUp,
@@ -347,7 +349,8 @@ impl Reclaimer<'_> {
     fn step_fill(
         &mut self,
         now: Moment,
-        (pass, request): (EvictionPass, &AllocRequest<'_>),
+        pass: EvictionPass,
+        request: &AllocRequest<'_>,
         present: &mut SegmentScan,
         steps: &mut usize,
         found: &mut Search,
@@ -355,7 +358,7 @@ impl Reclaimer<'_> {
         let segment = present.segment;
         let Some(mut fill) = present.fill.take() else { return FillStep::Continue };
         let first = self.inventory.segments().at(segment).allocator.marked(present.first);
-        let filled = self.fill(now, (pass, request), (segment, first), &mut fill, steps);
+        let filled = self.fill(now, pass, request, segment, first, &mut fill, steps);
         found.position = found.position.max(fill.kept.position);
         match filled {
             Filled::Done(block) => {
@@ -391,8 +394,10 @@ impl Reclaimer<'_> {
     fn fill(
         &mut self,
         now: Moment,
-        (pass, request): (EvictionPass, &AllocRequest<'_>),
-        (segment, first): (SegmentSlot, BlockId),
+        pass: EvictionPass,
+        request: &AllocRequest<'_>,
+        segment: SegmentSlot,
+        first: BlockId,
         fill: &mut Fill,
         steps: &mut usize,
     ) -> Filled {
@@ -417,8 +422,7 @@ impl Reclaimer<'_> {
                 continue;
             }
             if !allocator.is_block_free(next) && !fill.kept.blocks.remove(&next) {
-                let place = (segment, next);
-                let victim = match self.evictable(now, pass, request, place, steps) {
+                let victim = match self.evictable(now, pass, request, segment, next, steps) {
                     Evictable::Is(victim) => Some(victim),
                     Evictable::IsNot => return Filled::Blocked(Some(next)),
                     Evictable::Moves => {
@@ -427,7 +431,7 @@ impl Reclaimer<'_> {
                             self.inventory.segments().at(segment).allocator.offset(next)
                                 - self.inventory.segments().at(segment).allocator.offset(begin),
                         );
-                        self.move_run_down(now, (segment, next), left.max(1));
+                        self.move_run_down(now, segment, next, left.max(1));
                         return Filled::Moving;
                     }
                     Evictable::Unknown => return Filled::TimeIsUp,
@@ -487,7 +491,8 @@ impl Reclaimer<'_> {
         now: Moment,
         pass: EvictionPass,
         request: &AllocRequest<'_>,
-        (segment, block): (SegmentSlot, BlockId),
+        segment: SegmentSlot,
+        block: BlockId,
         steps: &mut usize,
     ) -> Evictable {
         let Some(owner) = self.owner_of(segment, block) else { return Evictable::IsNot };

@@ -200,7 +200,7 @@ impl TaskCalls<'_> {
             }
             Goal::Evacuate { targets, .. } => {
                 let is_kept = disk_keeper(self, task).is_some();
-                match self.drain_target((copies, is_kept), &sources, targets, &is_on) {
+                match self.drain_target(copies, is_kept, &sources, targets, &is_on) {
                     Ok(target) => target.into_iter().collect(),
                     Err(later) => return later,
                 }
@@ -226,7 +226,8 @@ impl TaskCalls<'_> {
     /// on disk, can be read.
     fn drain_target(
         &self,
-        (copies, is_kept): (&[Replica], bool),
+        copies: &[Replica],
+        is_kept: bool,
         sources: &[SegmentSlot],
         targets: &[Box<str>],
         is_on: &dyn Fn(&[SegmentSlot]) -> bool,
@@ -454,8 +455,8 @@ impl TaskCalls<'_> {
             end_copying(self.inventory, slot);
         }
         let placed = attempt.copies.replicas().len();
-        let object = (is_same.then_some(slot), version);
-        let ended = end_copies(self.inventory, now, object, attempt.copies, failed);
+        let object = is_same.then_some(slot);
+        let ended = end_copies(self.inventory, now, object, version, attempt.copies, failed);
         let (copied, is_whole) = (ended.added_bytes, attempt.is_whole && ended.written == placed);
         if !is_same {
             self.fail_task(now, id, CHANGED);
@@ -504,7 +505,7 @@ impl TaskCalls<'_> {
         match job {
             Some(job) => {
                 self.tasks.remove(id);
-                self.end_move(now, job, (slot, version), outcome);
+                self.end_move(now, job, slot, version, outcome);
             }
             None => {
                 self.inventory.counters_mut().tasks_done += u64::from(outcome.is_ok());

@@ -472,7 +472,7 @@ impl TaskCalls<'_> {
             let object = ObjectSlot::new(slot);
             match self.check_object(id, object, &sources) {
                 DrainCheck::Copy(source)
-                    if is_stuck && !self.is_kept_elsewhere(id, object, (source, &sources)) =>
+                    if is_stuck && !self.is_kept_elsewhere(id, object, source, &sources) =>
                 {
                     return self.end_job(now, id, JobStatus::Failed, NO_DESTINATION);
                 }
@@ -523,7 +523,8 @@ impl TaskCalls<'_> {
         &self,
         id: JobId,
         slot: ObjectSlot,
-        (source, sources): (SegmentId, &SegmentSet),
+        source: SegmentId,
+        sources: &SegmentSet,
     ) -> bool {
         let object = self.inventory.objects().at(slot);
         let mut copies = self.inventory.pool().readable_copies(&object.replicas);
@@ -600,7 +601,8 @@ impl TaskCalls<'_> {
         &mut self,
         now: Moment,
         id: JobId,
-        (slot, version): (ObjectSlot, u64),
+        slot: ObjectSlot,
+        version: u64,
         outcome: Result<u64, &str>,
     ) {
         let object = self.inventory.objects().get(slot);

@@ -95,7 +95,8 @@ impl<'a> PromotionCalls<'a> {
         now: Moment,
         client: ClientId,
         disk: SegmentId,
-        (limit, bytes): (usize, u64),
+        limit: usize,
+        bytes: u64,
     ) -> Result<PromotionBatch> {
         let disk = DiskCalls { inventory: self.calls.inventory }.own_slot(client, disk)?;
         let window = self.calls.inventory.rules().write_window;
@@ -136,7 +137,8 @@ impl<'a> PromotionCalls<'a> {
         now: Moment,
         client: ClientId,
         disk: SegmentId,
-        (replica, is_written): (ReplicaId, bool),
+        replica: ReplicaId,
+        is_written: bool,
     ) -> Result<()> {
         let disk = DiskCalls { inventory: self.calls.inventory }.own_slot(client, disk)?;
         if self.calls.inventory.promotions().disk_of(replica) != Some(disk) {
@@ -246,8 +248,9 @@ impl<'a> PromotionCalls<'a> {
         let (slot, version) = (promotion.object, promotion.version);
         let is_same =
             self.is_present(slot, version) && self.calls.inventory.drop_lost_replicas(slot);
-        let object = (is_same.then_some(slot), version);
-        let ended = end_copies(self.calls.inventory, now, object, copies, &|_| !is_written);
+        let object = is_same.then_some(slot);
+        let ended =
+            end_copies(self.calls.inventory, now, object, version, copies, &|_| !is_written);
         let outcome = match (is_same, is_written) {
             (true, true) => {
                 self.calls.inventory.counters_mut().promotions_done += 1;

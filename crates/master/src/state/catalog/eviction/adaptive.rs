@@ -91,12 +91,12 @@ impl Adaptive {
         let count = self.tiers.count();
         // Until the pool has been full, the shadow caches simulate a pool of half the size, with a
         // coarser sample.
-        let objects = if self.has_evicted {
+        let (objects, objects_max) = if self.has_evicted {
             (count, OBJECTS_MAX)
         } else {
             (count / 2, (count / 2 / EARLY_SHARE).clamp(1, EARLY_OBJECTS_MAX))
         };
-        self.shadows.record_use(hash, tier, self.tick, objects);
+        self.shadows.record_use(hash, tier, self.tick, objects, objects_max);
     }
 }
 

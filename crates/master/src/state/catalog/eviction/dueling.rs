@@ -149,7 +149,8 @@ impl<const N: usize> ShadowCaches<N> {
         hash: KeyHash,
         tier: usize,
         tick: u32,
-        (objects, objects_max): (usize, usize),
+        objects: usize,
+        objects_max: usize,
     ) {
         let thinned = objects.div_ceil(objects_max).next_power_of_two().trailing_zeros();
         // The sampling uses other hash bits than the ghosts do.
@@ -252,8 +253,8 @@ mod tests {
         for (index, key) in keys.enumerate() {
             let times = seen.entry(key).or_default();
             let tick = 1 + index * LIFETIME_TICKS as usize / OBJECTS;
-            let objects = (OBJECTS, OBJECTS_MAX);
-            shadows.record_use(KeyHash::new(key), (*times).min(TIERS - 1), tick as u32, objects);
+            let (hash, tier) = (KeyHash::new(key), (*times).min(TIERS - 1));
+            shadows.record_use(hash, tier, tick as u32, OBJECTS, OBJECTS_MAX);
             *times += 1;
         }
         *shadows.bonus()
@@ -296,13 +297,13 @@ mod tests {
                 1 => 10_000 + index / 2 - random.below(300).min(index as usize / 2) as u32,
                 _ => 1_000_000 + index,
             };
-            let objects = (if index % 8000 < 6000 { 900 } else { 300 }, OBJECTS_MAX);
+            let objects = if index % 8000 < 6000 { 900 } else { 300 };
             let times: &mut usize = seen.entry(hash).or_default();
             let (tier, tick) = ((*times).min(TIERS - 1), 1 + index / 3);
             *times += 1;
-            together.record_use(KeyHash::new(hash), tier, tick, objects);
+            together.record_use(KeyHash::new(hash), tier, tick, objects, OBJECTS_MAX);
             for (alone, beside) in alone.iter_mut().zip(&together.shadows) {
-                alone.record_use(KeyHash::new(hash), tier, tick, objects);
+                alone.record_use(KeyHash::new(hash), tier, tick, objects, OBJECTS_MAX);
                 assert_eq!(alone.shadows[0].hits, beside.hits, "use {index}");
             }
             hits = together.shadows[0].hits;

@@ -26,12 +26,8 @@ impl Model {
                 assert!(asked == Prefetch::Unneeded || version.is_some());
             }
             Call::FetchPromotions => {
-                let fetched = PromotionCalls::new(self.pool.state.tasks()).fetch(
-                    now,
-                    owner,
-                    DISK,
-                    (2, 400_000),
-                );
+                let fetched = PromotionCalls::new(self.pool.state.tasks())
+                    .fetch(now, owner, DISK, 2, 400_000);
                 for object in fetched.map(|batch| batch.objects).unwrap_or_default() {
                     let stretches = self.stretches(&object.places);
                     self.assert_unfenced(&stretches);
@@ -46,9 +42,8 @@ impl Model {
             Call::EndPromotion { nth, fails } if !self.disk.promoted.is_empty() => {
                 let at = nth.index(self.disk.promoted.len());
                 let Promoted { replica, stretches } = self.disk.promoted.swap_remove(at);
-                let ended = (replica, !fails);
-                let reported =
-                    PromotionCalls::new(self.pool.state.tasks()).end(now, owner, DISK, ended);
+                let mut promotions = PromotionCalls::new(self.pool.state.tasks());
+                let reported = promotions.end(now, owner, DISK, replica, !fails);
                 if reported.is_ok() && !fails {
                     // All bytes have arrived.
                     for (start, end, incarnation) in stretches {
