@@ -28,18 +28,18 @@ const LENGTH_BYTES: usize = 8;
 #[repr(C, align(64))]
 struct SharedRing {
     /// Bytes that were written in all.
-    written: Line<AtomicU64>,
+    written: CacheLine<AtomicU64>,
     /// Bytes that were read in all.
-    read: Line<AtomicU64>,
+    read: CacheLine<AtomicU64>,
     /// Threads of the reader that poll.
-    pollers: Line<AtomicU32>,
+    pollers: CacheLine<AtomicU32>,
     /// How the reader is woken for frames: the number of a [`Wake`].
-    wake: Line<AtomicU32>,
+    wake: CacheLine<AtomicU32>,
     words: [AtomicU64; RING_BYTES / LENGTH_BYTES],
 }
 
 #[repr(C, align(64))]
-struct Line<T>(T);
+struct CacheLine<T>(T);
 
 /// The rings of a pair of processes.
 #[derive(Debug)]

@@ -25,6 +25,7 @@ const RETIRED_NAMES: &[(&str, &str)] = &[
     ("Holds|Grant|Horizon|Resting", "LeaseAndFence, LocateOptions, MaxGranted, Quarantined"),
     ("KeyAt|SegmentRef|Spot", "KeyHandle, SegmentSlot, Target"),
     ("NotAnEffect", "DecodeError"),
+    ("struct (?:Fill|Line|Stage)", "WindowEviction, CacheLine, StagingRange"),
     ("Duel|Shadows", "DuelCounter, ShadowCaches"),
     ("CallLink", "InProcessLink"),
     ("Outbox|FAREWELL|Life|Summer", "PendingReleases, UNREGISTER_TIMEOUT, Shutdown, Checksummer"),

@@ -5,11 +5,11 @@ use std::ptr::NonNull;
 use mooncake_disk::Destination;
 use mooncake_transfer_engine::{LocalRange, Ownership};
 
-use super::staging::Stage;
+use super::staging::StagingRange;
 
 /// Returns a part of staging memory as the destination of a read, for a call that names no other
 /// destination there.
-pub(crate) fn of_stage(stage: &Stage, at: u64, length: u64) -> Option<Destination<'_>> {
+pub(crate) fn of_stage(stage: &StagingRange, at: u64, length: u64) -> Option<Destination<'_>> {
     let (address, length) = stage.range(at, length)?;
     // SAFETY: the stage holds the mapping and is the only owner of this part of it, of which no
     // reference of Rust is ever made. The destinations of a call are disjoint.

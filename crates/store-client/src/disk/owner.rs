@@ -19,7 +19,7 @@ use mooncake_proto::{
     v1,
 };
 
-use super::{lent_memory::of_stage, staging::Stage};
+use super::{lent_memory::of_stage, staging::StagingRange};
 use crate::{
     config::{DiskConfig, DiskLimits},
     metrics::{DirectoryMetrics, Metrics},
@@ -176,7 +176,12 @@ impl Owner {
 
     /// Loads ranges of records, each to its place within the stage, where they do not overlap; the
     /// outcomes are in the order of the ranges.
-    pub(crate) fn load(&self, wanted: &[Wanted<'_>], places: &[u64], stage: &Stage) -> Vec<Loaded> {
+    pub(crate) fn load(
+        &self,
+        wanted: &[Wanted<'_>],
+        places: &[u64],
+        stage: &StagingRange,
+    ) -> Vec<Loaded> {
         let places = places.iter().zip(wanted);
         self.read(wanted, places.map(|(&at, wanted)| of_stage(stage, at, wanted.length)))
     }

@@ -29,7 +29,7 @@ use mooncake_proto::records::{
 
 use super::{
     owner::Owner,
-    staging::{Stage, Staging},
+    staging::{Staging, StagingRange},
     wire::Wire,
 };
 
@@ -94,7 +94,7 @@ struct Connections {
 #[derive(Debug, Default)]
 struct Leases {
     next: u64,
-    held: BTreeMap<u64, Stage>,
+    held: BTreeMap<u64, StagingRange>,
 }
 
 impl RecordServer {

@@ -42,7 +42,7 @@ struct FreeRanges(BTreeMap<u64, u64>);
 
 /// A part of the memory, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Stage {
+pub(crate) struct StagingRange {
     staging: Arc<Staging>,
     of: StagingMemory,
     begin: u64,
@@ -66,7 +66,11 @@ impl Staging {
     ///
     /// # Errors
     /// The system has no memory, or the engine is closed.
-    pub(crate) fn reserve(self: &Arc<Self>, length: u64, until: Moment) -> Result<Option<Stage>> {
+    pub(crate) fn reserve(
+        self: &Arc<Self>,
+        length: u64,
+        until: Moment,
+    ) -> Result<Option<StagingRange>> {
         let Some(length) = length.max(1).checked_next_multiple_of(ALIGNMENT) else {
             return Ok(None);
         };
@@ -89,7 +93,7 @@ impl Staging {
                 drop(state);
                 self.metrics.disk().add_staged(length);
                 let staging = Arc::clone(self);
-                return Ok(Some(Stage { staging, of, begin, length }));
+                return Ok(Some(StagingRange { staging, of, begin, length }));
             }
             let left = call_limit::next_wait(until);
             if left.is_zero() || until.has_passed(SystemClock.now()) {
@@ -107,7 +111,7 @@ impl std::fmt::Debug for Staging {
     }
 }
 
-impl Stage {
+impl StagingRange {
     /// Returns the address of a byte of the part.
     pub(crate) fn address(&self, at: u64) -> u64 {
         self.of.memory.base() + self.begin + at
@@ -128,7 +132,7 @@ impl Stage {
     }
 }
 
-impl Drop for Stage {
+impl Drop for StagingRange {
     fn drop(&mut self) {
         self.staging.state.lock().free.give_back(self.begin, self.length);
         self.staging.metrics.disk().remove_staged(self.length);

@@ -123,8 +123,8 @@ impl CallRetry {
             _ => self.deadline.min(now + self.patience.time),
         });
         let pause = self.pause(failure);
-        self.is_out_of_time = is_allowed && self.deadline.has_passed(now + pause);
-        if !is_allowed || give_up_at.has_passed(now + pause) {
+        self.is_out_of_time = is_allowed && self.deadline <= now + pause;
+        if !is_allowed || give_up_at <= now + pause {
             return None;
         }
         self.repetitions += 1;

@@ -70,7 +70,7 @@ pub(super) struct Leader {
 /// A connection of a standby.
 #[derive(Debug)]
 struct Shipping {
-    stage: Stage,
+    stage: ShippingStage,
     heard: Moment,
     sent: Moment,
     position: u64,
@@ -79,7 +79,7 @@ struct Shipping {
 }
 
 #[derive(Debug)]
-enum Stage {
+enum ShippingStage {
     /// The standby has said nothing yet.
     Open,
     /// It reads a snapshot.
@@ -337,7 +337,7 @@ impl Simulation {
                 ended.push(connection);
                 continue;
             }
-            let Stage::Following(id) = shipping.stage else { continue };
+            let ShippingStage::Following(id) = shipping.stage else { continue };
             loop {
                 let mut is_rest_logged = false;
                 let (bytes, position) = match journal.followers().next(id, Duration::ZERO) {
@@ -368,7 +368,7 @@ impl Simulation {
         }
         for connection in ended {
             self.wire.connections.remove(&connection);
-            if let Some(Shipping { stage: Stage::Following(id), .. }) =
+            if let Some(Shipping { stage: ShippingStage::Following(id), .. }) =
                 leader.standbys.remove(&connection)
             {
                 leader.journal().followers().detach(id);
@@ -390,7 +390,7 @@ impl Simulation {
             return Ok(());
         };
         let new = || Shipping {
-            stage: Stage::Open,
+            stage: ShippingStage::Open,
             heard: now,
             sent: now,
             position: 0,
@@ -399,21 +399,22 @@ impl Simulation {
         let shipping = leader.standbys.entry(connection).or_insert_with(new);
         shipping.heard = now;
         let outcome = match (message, &shipping.stage) {
-            (FromStandby { attach: Some(attach), .. }, Stage::Open) => {
+            (FromStandby { attach: Some(attach), .. }, ShippingStage::Open) => {
                 self.attach(leader, connection, attach)
             }
-            (FromStandby { confirm: Some(Confirm { next_frame, .. }), .. }, Stage::Snapshot(_)) => {
-                match mem::replace(&mut shipping.stage, Stage::Open) {
-                    Stage::Snapshot(attach) if next_frame > 0 => {
-                        self.catch_up(leader, connection, &attach, next_frame)
-                    }
-                    stage => {
-                        shipping.stage = stage;
-                        Ok(())
-                    }
+            (
+                FromStandby { confirm: Some(Confirm { next_frame, .. }), .. },
+                ShippingStage::Snapshot(_),
+            ) => match mem::replace(&mut shipping.stage, ShippingStage::Open) {
+                ShippingStage::Snapshot(attach) if next_frame > 0 => {
+                    self.catch_up(leader, connection, &attach, next_frame)
                 }
-            }
-            (FromStandby { confirm: Some(confirm), .. }, Stage::Following(id)) => {
+                stage => {
+                    shipping.stage = stage;
+                    Ok(())
+                }
+            },
+            (FromStandby { confirm: Some(confirm), .. }, ShippingStage::Following(id)) => {
                 let Confirm { position, next_frame } = confirm;
                 let id = *id;
                 leader.journal().confirm_standby(id, StandbyProgress { position, next_frame });
@@ -466,7 +467,7 @@ impl Simulation {
                     }
                 }
                 if let Some(shipping) = leader.standbys.get_mut(&connection) {
-                    shipping.stage = Stage::Snapshot(attach);
+                    shipping.stage = ShippingStage::Snapshot(attach);
                 }
                 Ok(())
             }
@@ -496,7 +497,7 @@ impl Simulation {
             if let Some((id, position)) = missed.attached {
                 source.end();
                 if let Some(shipping) = leader.standbys.get_mut(&connection) {
-                    (shipping.stage, shipping.position) = (Stage::Following(id), position);
+                    (shipping.stage, shipping.position) = (ShippingStage::Following(id), position);
                 }
                 return Ok(());
             }

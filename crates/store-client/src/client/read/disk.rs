@@ -19,7 +19,7 @@ use crate::{
         reader::{Load, RecordReader},
         record_range::{RecordRange, record_ranges},
         server::places_of,
-        staging::Stage,
+        staging::StagingRange,
     },
     object::SegmentInfo,
     protocol::ReadObjects,
@@ -66,7 +66,7 @@ enum Loader<'a> {
 /// Memory that records were loaded into, if any were.
 struct LoadedMemory {
     /// Of this process; held until it is dropped.
-    own: Option<Stage>,
+    own: Option<StagingRange>,
     /// Of a record server; 0: none.
     lease: u64,
 }
@@ -369,7 +369,7 @@ impl DiskReader<'_> {
                     }
                 }
                 let endpoint = self.client.engine.segment_name().to_owned();
-                let segment = stage.as_ref().map(Stage::segment);
+                let segment = stage.as_ref().map(StagingRange::segment);
                 let memory = LoadedMemory { own: stage, lease: 0 };
                 Ok((memory, Load { lease: 0, endpoint, segment, ranges }))
             }

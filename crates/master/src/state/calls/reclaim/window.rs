@@ -50,12 +50,12 @@ struct SegmentScan {
     origin: u64,
     has_wrapped: bool,
     /// The window that is being evicted.
-    fill: Option<Fill>,
+    eviction: Option<WindowEviction>,
 }
 
 /// The eviction of a window.
 #[derive(Debug, Default)]
-struct Fill {
+struct WindowEviction {
     /// What was evicted or was free, joined into one block.
     block: Option<BlockId>,
     /// Blocks of the window that were evicted with the group of another object.
@@ -81,7 +81,7 @@ enum Evictable {
 }
 
 /// How a scan goes on after a part of a window was evicted.
-enum FillStep {
+enum EvictionStep {
     /// The replica was added.
     Done,
     Continue,
@@ -89,7 +89,7 @@ enum FillStep {
 }
 
 /// The end of one slice of an eviction.
-enum Filled {
+enum EvictedPart {
     Done(BlockId),
     /// This block cannot be evicted; `None`: the memory ends before the window does.
     Blocked(Option<BlockId>),
@@ -112,17 +112,17 @@ impl Scan {
     /// Returns the bytes that the scan holds, and their segment.
     pub(super) fn held(&self, segments: &Segments) -> Option<(SegmentSlot, u64)> {
         let present = self.present.as_ref()?;
-        let fill = present.fill.as_ref()?;
+        let eviction = present.eviction.as_ref()?;
         let allocator = &segments.at(present.segment).allocator;
-        let blocks = fill.block.iter().chain(&fill.kept.blocks);
+        let blocks = eviction.block.iter().chain(&eviction.kept.blocks);
         Some((present.segment, blocks.map(|&block| allocator.size(block)).sum()))
     }
 
     #[cfg(test)]
     pub(super) fn blocks(&self) -> Vec<(SegmentSlot, BlockId)> {
         let Some(present) = &self.present else { return Vec::new() };
-        let Some(fill) = &present.fill else { return Vec::new() };
-        let blocks = fill.block.iter().chain(&fill.kept.blocks);
+        let Some(eviction) = &present.eviction else { return Vec::new() };
+        let blocks = eviction.block.iter().chain(&eviction.kept.blocks);
         blocks.map(|&block| (present.segment, block)).collect()
     }
 }
@@ -195,7 +195,7 @@ impl Reclaimer<'_> {
                 return SearchOutcome::TimeIsUp;
             }
             let pass = passes[scan.pass];
-            if present.fill.is_none() {
+            if present.eviction.is_none() {
                 match self.find_window(now, pass, request, present, steps) {
                     WindowSearch::Found => {}
                     WindowSearch::None => {
@@ -210,18 +210,18 @@ impl Reclaimer<'_> {
                     }
                 }
             }
-            match self.step_fill(now, pass, request, present, steps, search) {
-                FillStep::Done => {
+            match self.step_eviction(now, pass, request, present, steps, search) {
+                EvictionStep::Done => {
                     if let Some(present) = scan.present.take() {
                         self.end_segment_scan(present);
                     }
                     return SearchOutcome::Found;
                 }
-                FillStep::Moving => {
+                EvictionStep::Moving => {
                     search.scan = Some(scan);
                     return SearchOutcome::Moving;
                 }
-                FillStep::Continue => {}
+                EvictionStep::Continue => {}
             }
         }
     }
@@ -238,28 +238,28 @@ impl Reclaimer<'_> {
         first: BlockId,
         found: &mut Search,
     ) -> Option<SearchOutcome> {
-        let mut fill = Fill::default();
+        let mut eviction = WindowEviction::default();
         let mut steps = EVICT_STEPS * victims::STEPS;
-        let filled = self.fill(now, pass, request, segment, first, &mut fill, &mut steps);
-        found.position = found.position.max(fill.kept.position);
-        match filled {
-            Filled::Done(block) => {
+        let part = self.evict_part(now, pass, request, segment, first, &mut eviction, &mut steps);
+        found.position = found.position.max(eviction.kept.position);
+        match part {
+            EvictedPart::Done(block) => {
                 self.add_found(found, segment, block);
                 Some(SearchOutcome::Found)
             }
-            Filled::Blocked(_) => {
-                self.release_fill(segment, fill);
+            EvictedPart::Blocked(_) => {
+                self.give_up_eviction(segment, eviction);
                 None
             }
-            Filled::Moving => {
-                self.release_fill(segment, fill);
+            EvictedPart::Moving => {
+                self.give_up_eviction(segment, eviction);
                 Some(SearchOutcome::Moving)
             }
-            Filled::TimeIsUp => {
+            EvictedPart::TimeIsUp => {
                 let passes = EvictionPass::allowed(self.inventory.rules());
                 let mut scan = self.begin_scan(need, request, found);
                 scan.pass = passes.iter().position(|&other| other == pass).unwrap_or(0);
-                scan.present = Some(self.scan_from(segment, first, Some(fill)));
+                scan.present = Some(self.scan_from(segment, first, Some(eviction)));
                 found.scan = Some(scan);
                 Some(SearchOutcome::TimeIsUp)
             }
@@ -275,23 +275,23 @@ impl Reclaimer<'_> {
         &mut self,
         segment: SegmentSlot,
         block: BlockId,
-        fill: Option<Fill>,
+        eviction: Option<WindowEviction>,
     ) -> SegmentScan {
         let mut marks = memory::marks(self.inventory, segment);
         let (first, at) = (marks.mark(block), marks.mark(block));
         let origin = marks.offset(block);
-        SegmentScan { segment, first, at, origin, has_wrapped: false, fill }
+        SegmentScan { segment, first, at, origin, has_wrapped: false, eviction }
     }
 
     fn end_segment_scan(&mut self, present: SegmentScan) {
-        let SegmentScan { segment, first, at, fill, .. } = present;
+        let SegmentScan { segment, first, at, eviction, .. } = present;
         let mut marks = memory::marks(self.inventory, segment);
         // The next scan begins here: a search that is repeated goes on in this way.
         marks.set_rover(marks.marked(first));
         marks.unmark(first);
         marks.unmark(at);
-        if let Some(fill) = fill {
-            self.release_fill(segment, fill);
+        if let Some(eviction) = eviction {
+            self.give_up_eviction(segment, eviction);
         }
     }
 
@@ -317,7 +317,7 @@ impl Reclaimer<'_> {
                 };
             let mut marks = memory::marks(self.inventory, segment);
             if is_clear && marks.window_fits(marks.marked(first), block, request.length) {
-                present.fill = Some(Fill::default());
+                present.eviction = Some(WindowEviction::default());
                 return WindowSearch::Found;
             }
             match marks.next_block(block) {
@@ -346,7 +346,7 @@ impl Reclaimer<'_> {
     }
 
     /// Evicts a part of the window.
-    fn step_fill(
+    fn step_eviction(
         &mut self,
         now: Moment,
         pass: EvictionPass,
@@ -354,35 +354,35 @@ impl Reclaimer<'_> {
         present: &mut SegmentScan,
         steps: &mut usize,
         found: &mut Search,
-    ) -> FillStep {
+    ) -> EvictionStep {
         let segment = present.segment;
-        let Some(mut fill) = present.fill.take() else { return FillStep::Continue };
+        let Some(mut eviction) = present.eviction.take() else { return EvictionStep::Continue };
         let first = self.inventory.segments().at(segment).allocator.marked(present.first);
-        let filled = self.fill(now, pass, request, segment, first, &mut fill, steps);
-        found.position = found.position.max(fill.kept.position);
-        match filled {
-            Filled::Done(block) => {
+        let part = self.evict_part(now, pass, request, segment, first, &mut eviction, steps);
+        found.position = found.position.max(eviction.kept.position);
+        match part {
+            EvictedPart::Done(block) => {
                 let mut marks = memory::marks(self.inventory, segment);
                 let next = marks.next_block(block).or_else(|| marks.first_block());
                 marks.move_mark(present.first, next.unwrap_or(block));
                 self.add_found(found, segment, block);
-                return FillStep::Done;
+                return EvictionStep::Done;
             }
-            Filled::TimeIsUp => present.fill = Some(fill),
-            Filled::Moving => {
-                present.fill = Some(fill);
-                return FillStep::Moving;
+            EvictedPart::TimeIsUp => present.eviction = Some(eviction),
+            EvictedPart::Moving => {
+                present.eviction = Some(eviction);
+                return EvictionStep::Moving;
             }
-            Filled::Blocked(obstacle) => {
+            EvictedPart::Blocked(obstacle) => {
                 // The object was used or pinned meanwhile. The scan goes on behind it.
                 let mut marks = memory::marks(self.inventory, segment);
                 let place = obstacle.unwrap_or(first);
                 marks.move_mark(present.first, place);
                 marks.move_mark(present.at, place);
-                self.release_fill(segment, fill);
+                self.give_up_eviction(segment, eviction);
             }
         }
-        FillStep::Continue
+        EvictionStep::Continue
     }
 
     fn add_found(&mut self, found: &mut Search, segment: SegmentSlot, block: BlockId) {
@@ -391,60 +391,60 @@ impl Reclaimer<'_> {
     }
 
     /// Evicts and joins blocks from `first` on until the object fits.
-    fn fill(
+    fn evict_part(
         &mut self,
         now: Moment,
         pass: EvictionPass,
         request: &AllocRequest<'_>,
         segment: SegmentSlot,
         first: BlockId,
-        fill: &mut Fill,
+        eviction: &mut WindowEviction,
         steps: &mut usize,
-    ) -> Filled {
+    ) -> EvictedPart {
         let length = request.length;
         loop {
             let allocator = &self.inventory.segments().at(segment).allocator;
-            let next = match fill.block {
+            let next = match eviction.block {
                 None => first,
                 Some(block) => match allocator.next_block(block) {
-                    None => return Filled::Blocked(None),
+                    None => return EvictedPart::Blocked(None),
                     Some(next) => next,
                 },
             };
             if *steps == 0 {
-                return Filled::TimeIsUp;
+                return EvictedPart::TimeIsUp;
             }
             *steps -= 1;
-            let window = Window { segment, block: fill.block, next, length };
+            let window = Window { segment, block: eviction.block, next, length };
             if self.inventory.groups().next_condemned().is_some() {
                 // Other members of a group of which this window had one may lie in it.
-                self.evict_for_window(now, None, window, fill, steps);
+                self.evict_for_window(now, None, window, eviction, steps);
                 continue;
             }
-            if !allocator.is_block_free(next) && !fill.kept.blocks.remove(&next) {
+            if !allocator.is_block_free(next) && !eviction.kept.blocks.remove(&next) {
                 let victim = match self.evictable(now, pass, request, segment, next, steps) {
                     Evictable::Is(victim) => Some(victim),
-                    Evictable::IsNot => return Filled::Blocked(Some(next)),
+                    Evictable::IsNot => return EvictedPart::Blocked(Some(next)),
                     Evictable::Moves => {
-                        let begin = fill.block.unwrap_or(first);
+                        let begin = eviction.block.unwrap_or(first);
                         let left = length.saturating_sub(
                             self.inventory.segments().at(segment).allocator.offset(next)
                                 - self.inventory.segments().at(segment).allocator.offset(begin),
                         );
                         self.move_run_down(now, segment, next, left.max(1));
-                        return Filled::Moving;
+                        return EvictedPart::Moving;
                     }
-                    Evictable::Unknown => return Filled::TimeIsUp,
+                    Evictable::Unknown => return EvictedPart::TimeIsUp,
                 };
-                self.evict_for_window(now, victim, window, fill, steps);
-                if !fill.kept.blocks.remove(&next) {
-                    return Filled::Blocked(Some(next));
+                self.evict_for_window(now, victim, window, eviction, steps);
+                if !eviction.kept.blocks.remove(&next) {
+                    return EvictedPart::Blocked(Some(next));
                 }
             }
-            let (block, fits) = memory::join_next(self.inventory, window, fill.kept.position);
-            fill.block = Some(block);
+            let (block, fits) = memory::join_next(self.inventory, window, eviction.kept.position);
+            eviction.block = Some(block);
             if fits {
-                return Filled::Done(block);
+                return EvictedPart::Done(block);
             }
         }
     }
@@ -456,17 +456,17 @@ impl Reclaimer<'_> {
         now: Moment,
         victim: Option<ObjectSlot>,
         window: Window,
-        fill: &mut Fill,
+        eviction: &mut WindowEviction,
         steps: &mut usize,
     ) {
-        let kept = &mut fill.kept;
+        let kept = &mut eviction.kept;
         let evicted = memory::evict_for_window(self.inventory, now, victim, window, kept);
         *steps = steps.saturating_sub(EVICT_STEPS * evicted);
     }
 
-    fn release_fill(&mut self, segment: SegmentSlot, fill: Fill) {
-        let KeptBlocks { blocks, position } = fill.kept;
-        for block in fill.block.into_iter().chain(blocks) {
+    fn give_up_eviction(&mut self, segment: SegmentSlot, eviction: WindowEviction) {
+        let KeptBlocks { blocks, position } = eviction.kept;
+        for block in eviction.block.into_iter().chain(blocks) {
             memory::free_block(self.inventory, segment, block, position);
         }
     }

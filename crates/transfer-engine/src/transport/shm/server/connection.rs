@@ -43,14 +43,14 @@ pub(crate) struct AuthPolicy {
 #[derive(Debug)]
 pub(super) struct ServerConnection {
     link: Link,
-    stage: Stage,
+    state: HandshakeState,
     since: Instant,
     /// The bases of the regions that were announced to the peer and not withdrawn.
     announced: HashSet<u64>,
 }
 
 #[derive(Debug)]
-enum Stage {
+enum HandshakeState {
     /// The peer has sent nothing yet.
     New,
     /// The peer was asked to prove that it knows the token.
@@ -78,7 +78,7 @@ pub(super) enum ConnectionEvent {
 
 impl ServerConnection {
     pub(super) fn new(link: Link) -> Self {
-        Self { link, stage: Stage::New, since: Instant::now(), announced: HashSet::new() }
+        Self { link, state: HandshakeState::New, since: Instant::now(), announced: HashSet::new() }
     }
 
     pub(super) fn raw_fd(&self) -> RawFd {
@@ -96,19 +96,19 @@ impl ServerConnection {
 
     /// Returns whether the handshake is unfinished.
     pub(super) fn is_handshaking(&self) -> bool {
-        !matches!(self.stage, Stage::Attached | Stage::Expelled)
+        !matches!(self.state, HandshakeState::Attached | HandshakeState::Expelled)
     }
 
     /// Ends the connection towards a peer that does not confirm. The peer closes its end when it
     /// accesses no memory any more, at the latest when it dies.
     pub(super) fn expel(&mut self) {
-        self.stage = Stage::Expelled;
+        self.state = HandshakeState::Expelled;
         self.link.end_sending();
     }
 
     /// Returns whether the peer was told to leave because it did not confirm in time.
     pub(super) fn is_expelled(&self) -> bool {
-        matches!(self.stage, Stage::Expelled)
+        matches!(self.state, HandshakeState::Expelled)
     }
 
     /// Withdraws one region or all of them from the peer. Returns the bases that the peer must
@@ -139,26 +139,26 @@ impl ServerConnection {
             Received::Empty => return ConnectionEvent::Idle,
             Received::Malformed | Received::Closed => return ConnectionEvent::Closed,
         };
-        let served = match (&self.stage, message) {
-            (Stage::New, ShmMessage::Hello { version, from: _, to }) => {
+        let served = match (&self.state, message) {
+            (HandshakeState::New, ShmMessage::Hello { version, from: _, to }) => {
                 self.handle_hello(version, to, lent, auth)
             }
-            (Stage::Challenged(owner_nonce), ShmMessage::Answer { nonce, proof }) => {
+            (HandshakeState::Challenged(owner_nonce), ShmMessage::Answer { nonce, proof }) => {
                 let exchange = token::exchange(Channel::Shm, lent.id.bits(), *owner_nonce, nonce);
                 self.check_proof(&exchange, &proof, auth)
             }
-            (Stage::Probing(offer), ShmMessage::Proof { shared, process }) => {
+            (HandshakeState::Probing(offer), ShmMessage::Proof { shared, process }) => {
                 let ProvenAccess { is_shared, is_process } = offer.verify(shared, process);
-                self.stage = Stage::Attached;
+                self.state = HandshakeState::Attached;
                 self.link.send(ShmMessage::Verdict { is_shared, is_process }, None).ok()
             }
-            (Stage::Attached, ShmMessage::Query { id, address, length }) => {
+            (HandshakeState::Attached, ShmMessage::Query { id, address, length }) => {
                 self.answer_query(id, RemoteRange { address, length }, lent).ok()
             }
-            (Stage::Attached | Stage::Expelled, ShmMessage::Confirm { base }) => {
+            (HandshakeState::Attached | HandshakeState::Expelled, ShmMessage::Confirm { base }) => {
                 return ConnectionEvent::Confirmed(base);
             }
-            (Stage::Expelled, _) => Some(()),
+            (HandshakeState::Expelled, _) => Some(()),
             _ => None,
         };
         if served.is_some() { ConnectionEvent::Served } else { ConnectionEvent::Closed }
@@ -197,7 +197,7 @@ impl ServerConnection {
         }
         let nonce = token::nonce();
         self.link.send(ShmMessage::Challenge { nonce }, None).ok()?;
-        self.stage = Stage::Challenged(nonce);
+        self.state = HandshakeState::Challenged(nonce);
         Some(())
     }
 
@@ -219,7 +219,7 @@ impl ServerConnection {
         let (sample, sample_length) = offer.sample();
         let message = ShmMessage::Welcome { address: offer.address(), sample, sample_length };
         self.link.send(message, Some(offer.mapping().file())).ok()?;
-        self.stage = Stage::Probing(offer);
+        self.state = HandshakeState::Probing(offer);
         Some(())
     }
 
