@@ -140,22 +140,23 @@ impl Groups {
         self.at(number).blocker
     }
 
-    /// Records the member that keeps the object's group from eviction.
-    pub(in crate::state) fn set_blocker(&mut self, object: ObjectSlot, blocker: ObjectSlot) {
-        if let Some(&(number, _)) = self.memberships.get(&object) {
-            self.at_mut(number).blocker = Some(blocker);
-        }
-    }
-
     /// Returns how many of the first members of the object's group were found evictable.
     pub(in crate::state) fn examined(&self, object: ObjectSlot) -> usize {
         self.memberships.get(&object).map_or(0, |&(number, _)| self.at(number).examined)
     }
 
-    /// Records how many of the first members of the object's group were found evictable.
-    pub(in crate::state) fn set_examined(&mut self, object: ObjectSlot, examined: usize) {
+    /// Records how many of the first members of the object's group were found evictable, and the member
+    /// that keeps the group from eviction, if one was found.
+    pub(in crate::state) fn record_examination(
+        &mut self,
+        object: ObjectSlot,
+        evictable: usize,
+        blocker: Option<ObjectSlot>,
+    ) {
         if let Some(&(number, _)) = self.memberships.get(&object) {
-            self.at_mut(number).examined = examined;
+            let group = self.at_mut(number);
+            group.examined = evictable;
+            group.blocker = blocker.or(group.blocker);
         }
     }
 

@@ -147,7 +147,12 @@ fn evict_next(
         }
         Verdict::Wait(until) => inventory.catalog.park(object, until),
         Verdict::Demote => inventory.catalog.demote(object),
-        Verdict::Skip | Verdict::Unfinished => inventory.catalog.put_back(object),
+        Verdict::Skip => inventory.catalog.put_back(object),
+        Verdict::Unfinished => {
+            inventory.catalog.put_back(object);
+            // The next call goes on with it.
+            *steps = 0;
+        }
     }
     true
 }

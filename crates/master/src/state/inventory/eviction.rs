@@ -31,9 +31,20 @@ pub(in crate::state) enum Verdict {
     Unfinished,
 }
 
+/// The result of the examination of a group.
+struct ExaminedGroup {
+    verdict: Verdict,
+    /// So many of the first members were found evictable.
+    evictable: usize,
+    /// The member that keeps the group from eviction.
+    blocker: Option<ObjectSlot>,
+    /// Other members that were examined.
+    steps: usize,
+}
+
 impl Inventory {
-    /// Decides whether an object and its group may be evicted. Subtracts the other members that it
-    /// examines from `steps`.
+    /// Drops lost replicas of an object, decides whether it and its group may be evicted, and remembers
+    /// what was examined of the group. Subtracts the other members that it examines from `steps`.
     pub(in crate::state) fn classify(
         &mut self,
         now: Moment,
@@ -49,23 +60,16 @@ impl Inventory {
         if self.catalog.groups.is_condemned(object) {
             return Verdict::Evict;
         }
-        let flags = self.catalog.objects.at(object).flags;
-        if flags.has(Flags::GROUPED) {
-            return classify_group(self, now, object, pass, spared, steps);
+        if !self.catalog.objects.at(object).flags.has(Flags::GROUPED) {
+            return object_verdict(self, now, object, pass, spared);
         }
-        if spared == Some(object) {
-            return Verdict::Skip;
+        if let Some(verdict) = known_verdict(self, now, object, spared) {
+            return verdict;
         }
-        let hold = memory_hold(self, now, object);
-        if let MemoryHold::Until(end) = hold {
-            Verdict::Wait(end)
-        } else if pass == EvictionPass::Plain && flags.has(Flags::SOFT_PINNED) {
-            Verdict::Demote
-        } else if hold == MemoryHold::Move {
-            Verdict::Move
-        } else {
-            Verdict::Evict
-        }
+        let examined = examine_group(self, now, object, pass, *steps);
+        *steps = steps.saturating_sub(examined.steps);
+        self.catalog.groups.record_examination(object, examined.evictable, examined.blocker);
+        examined.verdict
     }
 
     /// Evicts an object and its group: the first members at once, and the others in further calls
@@ -130,31 +134,63 @@ fn evict(inventory: &mut Inventory, now: Moment, object: ObjectSlot, to: &mut Fr
     inventory.catalog.remove_if_empty(object);
 }
 
-/// Decides whether the group of an object may be evicted, like [`classify`](Self::classify).
-fn classify_group(
-    inventory: &mut Inventory,
+/// Decides whether an object without a group may be evicted.
+fn object_verdict(
+    inventory: &Inventory,
     now: Moment,
     object: ObjectSlot,
     pass: EvictionPass,
     spared: Option<ObjectSlot>,
-    steps: &mut usize,
 ) -> Verdict {
-    // A group is not looked through while the member that kept it before still does.
-    let blocker = inventory.catalog.groups.blocker(object);
-    if let Some(MemoryHold::Until(end)) = blocker.map(|member| memory_hold(inventory, now, member))
-    {
-        return Verdict::Wait(end);
-    }
-    let group = inventory.catalog.groups.index(object);
-    if spared.is_some_and(|spared| inventory.catalog.groups.index(spared) == group) {
+    if spared == Some(object) {
         return Verdict::Skip;
     }
-    let members = inventory.catalog.groups.members(object);
-    let mut examined = inventory.catalog.groups.examined(object);
+    let hold = memory_hold(inventory, now, object);
+    if let MemoryHold::Until(end) = hold {
+        Verdict::Wait(end)
+    } else if pass == EvictionPass::Plain
+        && inventory.catalog.objects.at(object).flags.has(Flags::SOFT_PINNED)
+    {
+        Verdict::Demote
+    } else if hold == MemoryHold::Move {
+        Verdict::Move
+    } else {
+        Verdict::Evict
+    }
+}
+
+/// Returns the verdict about the group of an object that needs no examination: the member that kept it
+/// before still does, or the group is spared.
+fn known_verdict(
+    inventory: &Inventory,
+    now: Moment,
+    object: ObjectSlot,
+    spared: Option<ObjectSlot>,
+) -> Option<Verdict> {
+    let groups = &inventory.catalog.groups;
+    let hold = groups.blocker(object).map(|member| memory_hold(inventory, now, member));
+    if let Some(MemoryHold::Until(end)) = hold {
+        return Some(Verdict::Wait(end));
+    }
+    let is_spared = |spared| groups.index(spared) == groups.index(object);
+    spared.is_some_and(is_spared).then_some(Verdict::Skip)
+}
+
+/// Examines further members of the group of an object, about as many as `steps`, and decides whether
+/// the group may be evicted.
+fn examine_group(
+    inventory: &Inventory,
+    now: Moment,
+    object: ObjectSlot,
+    pass: EvictionPass,
+    steps: usize,
+) -> ExaminedGroup {
+    let groups = &inventory.catalog.groups;
+    let members = groups.members(object);
+    let mut examined = groups.examined(object);
+    let (mut found, mut first_to_move, mut others) = (None, None, 0);
     // A small group is examined at once.
-    let slice = (*steps).max(GROUP_SLICE);
-    let (mut found, mut first_to_move) = (None, None);
-    for &member in members[examined..].iter().take(slice) {
+    for &member in members[examined..].iter().take(steps.max(GROUP_SLICE)) {
         match memory_hold(inventory, now, member) {
             MemoryHold::Until(end) => {
                 found = Some((end, member));
@@ -164,21 +200,23 @@ fn classify_group(
             MemoryHold::None => {}
         }
         examined += 1;
-        *steps = steps.saturating_sub(usize::from(member != object));
+        others += usize::from(member != object);
     }
-    let is_whole = examined == members.len();
-    inventory.catalog.groups.set_examined(object, first_to_move.unwrap_or(examined));
-    if let Some((end, blocker)) = found {
-        inventory.catalog.groups.set_blocker(object, blocker);
+    let verdict = if let Some((end, _)) = found {
         Verdict::Wait(end)
-    } else if pass == EvictionPass::Plain && inventory.catalog.groups.has_soft_pin(object) {
+    } else if pass == EvictionPass::Plain && groups.has_soft_pin(object) {
         Verdict::Demote
     } else if first_to_move.is_some() {
         Verdict::Move
-    } else if !is_whole {
-        *steps = 0;
+    } else if examined < members.len() {
         Verdict::Unfinished
     } else {
         Verdict::Evict
+    };
+    ExaminedGroup {
+        verdict,
+        evictable: first_to_move.unwrap_or(examined),
+        blocker: found.map(|(_, member)| member),
+        steps: others,
     }
 }
