@@ -236,11 +236,7 @@ impl Channel {
     /// The connection broke, or the peer does not read.
     pub(super) fn send(&mut self, message: &impl Message) -> Result<()> {
         self.output.clear();
-        encode(message, self.has_checksums, &mut self.output)?;
-        self.stream.write_all(&self.output).map_err(broken)?;
-        self.output.clear();
-        native_frame::release_large(&mut self.output);
-        Ok(())
+        send(&self.stream, message, self.has_checksums, &mut self.output)
     }
 
     fn fill(&mut self) -> io::Result<()> {
@@ -266,12 +262,7 @@ impl Sender {
     /// # Errors
     /// The connection broke, or the peer does not read.
     pub(super) fn send(&self, message: &impl Message) -> Result<()> {
-        let mut unsent = self.unsent.lock();
-        encode(message, self.has_checksums, &mut unsent)?;
-        (&self.stream).write_all(&unsent).map_err(broken)?;
-        unsent.clear();
-        native_frame::release_large(&mut unsent);
-        Ok(())
+        send(&self.stream, message, self.has_checksums, &mut self.unsent.lock())
     }
 
     /// Sends a message as far as that takes no wait: nothing while another thread sends. A broken
@@ -307,6 +298,20 @@ impl Closer {
         // Fails if the peer has already closed it.
         let _ = self.0.shutdown(Shutdown::Both);
     }
+}
+
+/// Sends a message, after what `unsent` has of an earlier one.
+fn send(
+    mut stream: &TcpStream,
+    message: &impl Message,
+    has_checksums: bool,
+    unsent: &mut BytesMut,
+) -> Result<()> {
+    encode(message, has_checksums, unsent)?;
+    stream.write_all(unsent).map_err(broken)?;
+    unsent.clear();
+    native_frame::release_large(unsent);
+    Ok(())
 }
 
 /// Appends a message as a frame, with a checksum behind it if messages have one.

@@ -296,24 +296,35 @@ impl LogSource {
     /// Sends a snapshot file, and waits until the standby has made it its own. Returns the frame that the
     /// standby lacks then.
     fn send_snapshot(&self, journal: &Journal, channel: &mut Channel, number: u64) -> Result<u64> {
-        let mut offset = 0;
-        loop {
-            let bytes = journal.snapshots().read(number, offset)?;
-            offset += bytes.len() as u64;
-            self.counts.add_sent(bytes.len());
-            let is_last = bytes.is_empty();
-            let part = Some(SnapshotPart { bytes, is_last });
-            channel.send(&FromLeader { part, ..FromLeader::default() })?;
-            if is_last {
-                break;
-            }
-        }
+        for_each_part(journal, number, |bytes, message| {
+            self.counts.add_sent(bytes);
+            channel.send(&message)
+        })?;
         // It says that it is alive while it reads the snapshot.
         loop {
             let StandbyProgress { next_frame, .. } = confirmation(channel)?;
             if next_frame > 0 {
                 return Ok(next_frame);
             }
+        }
+    }
+}
+
+/// Reads a snapshot file, and passes it in messages to `send`, each with the number of its bytes.
+pub(super) fn for_each_part(
+    journal: &Journal,
+    number: u64,
+    mut send: impl FnMut(usize, FromLeader) -> Result<()>,
+) -> Result<()> {
+    let mut offset = 0;
+    loop {
+        let bytes = journal.snapshots().read(number, offset)?;
+        let (length, is_last) = (bytes.len(), bytes.is_empty());
+        offset += length as u64;
+        let part = Some(SnapshotPart { bytes, is_last });
+        send(length, FromLeader { part, ..FromLeader::default() })?;
+        if is_last {
+            return Ok(());
         }
     }
 }

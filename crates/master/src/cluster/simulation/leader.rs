@@ -10,7 +10,7 @@ use std::{
 use mooncake_base::{Clock, Error, Moment, Result as BaseResult};
 use mooncake_election::{Change, Hold, MemberId, View};
 use mooncake_proto::{
-    standby::{Attach, Confirm, Frames, FromLeader, FromStandby, SnapshotPart, Start, ViewStart},
+    standby::{Attach, Confirm, Frames, FromLeader, FromStandby, Start, ViewStart},
     v1::LogMark,
 };
 
@@ -29,7 +29,7 @@ use crate::{
         lease_notes,
         member::Membership,
         own_log::{self, NewTerm},
-        shipping::answer_attach,
+        shipping::{answer_attach, for_each_part},
         supervision::{Supervision, others},
     },
     journal::{
@@ -455,17 +455,10 @@ impl Simulation {
             Start::Place => self.catch_up(leader, connection, &attach, attach.next_frame),
             Start::FirstFrame => self.catch_up(leader, connection, &attach, 1),
             Start::Snapshot => {
-                let mut offset = 0;
-                loop {
-                    let bytes = journal.snapshots().read(number, offset)?;
-                    offset += bytes.len() as u64;
-                    let is_last = bytes.is_empty();
-                    let part = Some(SnapshotPart { bytes, is_last });
-                    push(&mut self.outgoing, FromLeader { part, ..FromLeader::default() });
-                    if is_last {
-                        break;
-                    }
-                }
+                for_each_part(journal, number, |_, message| {
+                    push(&mut self.outgoing, message);
+                    Ok(())
+                })?;
                 if let Some(shipping) = leader.standbys.get_mut(&connection) {
                     shipping.stage = ShippingStage::Snapshot(attach);
                 }
