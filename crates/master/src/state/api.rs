@@ -438,7 +438,7 @@ impl State {
 
 /// Returns the disk of a [`DiskPlace`](crate::state::DiskPlace) of the last call.
 pub fn disk_of(state: &State, disk: DiskSlot) -> &DiskSpec {
-    &state.inventory.disks().at(disk).spec
+    &state.inventory.disk(disk).spec
 }
 
 /// Returns the number of changes so far that may let a put go on which waits for disks.

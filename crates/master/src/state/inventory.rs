@@ -40,13 +40,22 @@ pub(in crate::state) mod usage;
 use mooncake_base::Moment;
 
 use crate::state::{
-    catalog::{Catalog, group::Groups, object::Objects},
+    catalog::{
+        Catalog,
+        group::Groups,
+        object::{Object, Objects},
+    },
+    ids::{DiskSlot, ObjectSlot, SegmentSlot},
     inventory::{
         ahead::Ahead, clients::Clients, moves::MovedAhead, offloads::Offloads,
         promotions::Promotions, recovery::Recovery, sweep::Sweeps,
     },
     ledger::{Log, counters::Counters, effect::Effect, max_granted::MaxGranted},
-    pool::{Pool, disks::Disks, segment::Segments},
+    pool::{
+        Pool,
+        disks::{Disks, PoolDisk},
+        segment::{Segment, Segments},
+    },
     rules::Rules,
     timer::{Timer, Timers},
 };
@@ -174,6 +183,21 @@ impl Inventory {
     /// Returns the disks, to look at them.
     pub(in crate::state) fn disks(&self) -> &Disks {
         &self.pool.disks
+    }
+
+    /// Returns a segment.
+    pub(in crate::state) fn segment(&self, slot: SegmentSlot) -> &Segment {
+        self.pool.segments.at(slot)
+    }
+
+    /// Returns a disk.
+    pub(in crate::state) fn disk(&self, slot: DiskSlot) -> &PoolDisk {
+        self.pool.disks.at(slot)
+    }
+
+    /// Returns an object.
+    pub(in crate::state) fn object(&self, slot: ObjectSlot) -> &Object {
+        self.catalog.objects.at(slot)
     }
 
     /// Returns the catalog, to look at it.

@@ -125,7 +125,7 @@ fn restore_write(
         object,
         hash: object.map_or(KeyHash::new(0), |slot| inventory.objects().key_hash(slot)),
         tenant,
-        next: object.map_or(NO_WRITE, |slot| inventory.objects().at(slot).newest_write),
+        next: object.map_or(NO_WRITE, |slot| inventory.object(slot).newest_write),
         version: logged.value.version,
         client: logged.client,
         request: logged.request,

@@ -125,7 +125,7 @@ fn append_quarantine(state: &State, now: Moment, into: &mut Vec<u8>) {
 fn for_each_resting(state: &State, now: Moment, mut visit: impl FnMut(Effect<'static>, Duration)) {
     let inventory = &state.inventory;
     let mut visit_block = |slot: SegmentSlot, block, time: Duration| {
-        let segment = inventory.segments().at(slot);
+        let segment = inventory.segment(slot);
         if segment.is_mounted() {
             let offset = segment.allocator.offset(block);
             let length = segment.allocator.size(block);

@@ -183,7 +183,7 @@ impl ClientCalls<'_> {
     pub(in crate::state) fn retain_segments(&mut self, client: ClientId, segments: &[SegmentId]) {
         let kept: FxHashSet<SegmentId> = segments.iter().copied().collect();
         let mut dropped = self.inventory.segments().of_client(client);
-        dropped.retain(|&slot| !kept.contains(&self.inventory.segments().at(slot).spec.id));
+        dropped.retain(|&slot| !kept.contains(&self.inventory.segment(slot).spec.id));
         self.drop_segments(&dropped);
     }
 }

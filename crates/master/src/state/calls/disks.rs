@@ -116,7 +116,7 @@ impl DiskCalls<'_> {
         let slot = match self.inventory.disks().by_id(spec.id) {
             Some(slot) => {
                 self.check_owner(slot, client, &spec)?;
-                let known = self.inventory.disks().at(slot);
+                let known = self.inventory.disk(slot);
                 let is_same = known.client == client && known.spec == spec;
                 mounted_disks::set_owner(self.inventory, slot, client, spec, presence);
                 if !is_same {
@@ -141,7 +141,7 @@ impl DiskCalls<'_> {
 
     /// Checks that a client may take a known disk over.
     fn check_owner(&self, slot: DiskSlot, client: ClientId, spec: &DiskSpec) -> Result<()> {
-        let known = self.inventory.disks().at(slot);
+        let known = self.inventory.disk(slot);
         let why = if known.client != client && known.presence == DiskPresence::Present {
             "another process has this directory open, or a copy of it: remove the copy"
         } else if spec.incarnation < known.spec.incarnation {
@@ -178,7 +178,7 @@ impl DiskCalls<'_> {
     /// Handles the timer of a disk that was away.
     pub(in crate::state) fn expire(&mut self, now: Moment, id: SegmentId) {
         let Some(slot) = self.inventory.disks().by_id(id) else { return };
-        if let DiskPresence::Away(until) = self.inventory.disks().at(slot).presence
+        if let DiskPresence::Away(until) = self.inventory.disk(slot).presence
             && until.has_passed(now)
         {
             mounted_disks::drop_disk(self.inventory, slot);
@@ -202,7 +202,7 @@ impl DiskCalls<'_> {
             Error::new(ErrorCode::SEGMENT_NOT_FOUND, "no such disk is mounted; mount it first")
                 .with("disk", id)
         })?;
-        let disk = self.inventory.disks().at(slot);
+        let disk = self.inventory.disk(slot);
         if disk.client != client || disk.is_away() {
             let why = "the disk belongs to another client";
             return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, why)
@@ -244,7 +244,7 @@ impl DiskCalls<'_> {
                     && !self.inventory.offloads().is_taken(slot, waiting.version)
             });
             if is_meant && self.inventory.disk_copy(slot).is_none() {
-                sum += self.inventory.objects().at(slot).length;
+                sum += self.inventory.object(slot).length;
                 taken.push(waiting);
                 self.inventory.offloads_mut().record_taken(disk, waiting, None);
             } else if !is_meant && !self.inventory.offloads().is_taken(slot, waiting.version) {
@@ -261,7 +261,7 @@ impl DiskCalls<'_> {
             let slot = waiting.object;
             let ticket = read::grant_fence(self.inventory, now, slot, fence);
             self.inventory.offloads_mut().record_taken(disk, waiting, ticket);
-            let object = self.inventory.objects().at(slot);
+            let object = self.inventory.object(slot);
             objects.push(Offload {
                 tenant: self.inventory.objects().tenant_name(object.tenant).clone(),
                 key: self.inventory.objects().key(object).to_vec(),
@@ -340,7 +340,7 @@ impl OwnDisk<'_> {
             return rules.is_some_and(|rules| rules.adopts_records) && self.adopt(record);
         };
         let elsewhere = disks::readable_disk(self.inventory, object);
-        let length = self.inventory.objects().at(object).length;
+        let length = self.inventory.object(object).length;
         if elsewhere.is_some_and(|disk| disk != self.slot) || length != record.length {
             return false;
         }
@@ -417,7 +417,7 @@ impl OwnDisk<'_> {
     fn present_version(&mut self, now: Moment, record: &RecordName<'_>) -> Option<ObjectSlot> {
         let tenant = self.inventory.objects().tenant_index(record.tenant)?;
         let slot = self.inventory.find(now, tenant, record.key)?;
-        let object = self.inventory.objects().at(slot);
+        let object = self.inventory.object(slot);
         (object.is_complete() && object.version() == record.version).then_some(slot)
     }
 

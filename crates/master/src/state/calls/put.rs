@@ -20,7 +20,13 @@ use crate::state::{
     },
     catalog::object::{NO_WRITE, REPLICAS_MAX},
     ids::{KeyHash, ObjectSlot, TenantIndex},
-    inventory::{Inventory, errors::other_version, prepared, puts, quota::QuotaVerdict, segments},
+    inventory::{
+        Inventory,
+        errors::other_version,
+        prepared, puts,
+        quota::{self, QuotaVerdict},
+        segments,
+    },
     lease::Timestamp,
     options::{PutOptions, RequestedPin, SoftPin, Terms, check_ttl},
     pool::{
@@ -336,7 +342,7 @@ impl PutCalls<'_> {
             object: Some(slot),
             hash,
             tenant,
-            next: self.inventory.objects().at(slot).newest_write,
+            next: self.inventory.object(slot).newest_write,
             version,
             client,
             request: put.request,
@@ -396,7 +402,7 @@ impl PutCalls<'_> {
         progress: &mut PutProgress,
     ) -> Result<Allocation> {
         let replicas = put.options.replicas.min(REPLICAS_MAX);
-        let growth = self.inventory.growth(put.length, replicas, existing);
+        let growth = quota::growth(self.inventory, put.length, replicas, existing);
         match self.inventory.admit(now, put_owner.tenant, growth, existing)? {
             QuotaVerdict::Granted => {}
             QuotaVerdict::Later => return Ok(Allocation::Pending(Pending::Yield)),
@@ -490,10 +496,7 @@ impl PutCalls<'_> {
         if write.replicas.is_empty() {
             self.log_put_dropped(write.version);
             let error = Error::new(ErrorCode::REPLICA_IS_GONE, "no copy of the object is left")
-                .with(
-                    "key",
-                    Printed(self.inventory.objects().key(self.inventory.objects().at(slot))),
-                )
+                .with("key", Printed(self.inventory.objects().key(self.inventory.object(slot))))
                 .with("version", put.version);
             self.inventory.remove_if_empty(slot);
             return Err(error);
@@ -588,7 +591,7 @@ impl PutCalls<'_> {
         if put.request == 0 {
             return None;
         }
-        let writes = self.writes.chain(self.inventory.objects().at(slot).newest_write);
+        let writes = self.writes.chain(self.inventory.object(slot).newest_write);
         let write = writes.map(|number| self.writes.at(number)).find(is_same)?;
         Some(Started {
             version: Version(write.version),
@@ -635,7 +638,7 @@ impl PutCalls<'_> {
     /// Checks that the object has the version that a put replaces.
     fn check_version(&self, slot: ObjectSlot, expected: Option<Version>) -> Result<()> {
         let Some(expected) = expected else { return Ok(()) };
-        let object = self.inventory.objects().at(slot);
+        let object = self.inventory.object(slot);
         let present = object.is_complete().then(|| object.version());
         if present == Some(expected) {
             return Ok(());
@@ -645,7 +648,7 @@ impl PutCalls<'_> {
 
     /// Checks whether a put of an existing key may start.
     fn check_existing(&self, slot: ObjectSlot, is_replacing: bool) -> Result<()> {
-        let object = self.inventory.objects().at(slot);
+        let object = self.inventory.object(slot);
         let is_hidden = self.inventory.is_unclaimed(slot) || self.inventory.is_unreachable(slot);
         let is_free = is_hidden && object.newest_write == NO_WRITE;
         if !is_replacing && !is_free {
@@ -684,7 +687,7 @@ pub(in crate::state) fn unfinished_put(
     key: &[u8],
 ) -> Option<UnfinishedPut> {
     let slot = inventory.objects().find(inventory.objects().tenant_index(tenant)?, key)?;
-    let object = inventory.objects().at(slot);
+    let object = inventory.object(slot);
     if object.is_complete() && !inventory.is_unclaimed(slot) && !inventory.is_unreachable(slot) {
         return None;
     }

@@ -224,7 +224,7 @@ impl Removal {
         self.match_keys();
         for (slot, key) in std::mem::take(&mut self.candidates.found) {
             if self.is_candidate(inventory, slot, tenant)
-                && inventory.objects().key(inventory.objects().at(slot)) == &key[..]
+                && inventory.objects().key(inventory.object(slot)) == &key[..]
             {
                 self.remove_selected(now, inventory, slot);
             }
@@ -241,7 +241,7 @@ impl Removal {
             if !self.is_candidate(inventory, slot, tenant) {
                 continue;
             }
-            let key = inventory.objects().key(inventory.objects().at(slot));
+            let key = inventory.objects().key(inventory.object(slot));
             if is_pattern {
                 bytes += key.len();
                 self.candidates.push(slot, key);
@@ -270,7 +270,7 @@ impl Removal {
         let protection = if inventory.is_unclaimed(slot) {
             None
         } else {
-            self.terms.protection(now, inventory.objects().at(slot))
+            self.terms.protection(now, inventory.object(slot))
         };
         match protection {
             None => {}

@@ -70,7 +70,7 @@ impl Reclaimer<'_> {
             return Err(self.too_large_error(now, request));
         };
         let possible =
-            open.filter(|&&slot| self.inventory.segments().at(slot).allocator.length() >= need);
+            open.filter(|&&slot| self.inventory.segment(slot).allocator.length() >= need);
         let copies = possible.take(request.replicas as usize).count();
         let mut replicas = Replicas::default();
         if search.is_none() {

@@ -218,7 +218,7 @@ impl TaskCalls<'_> {
         let number = self.inventory.objects().tenant_index(tenant);
         let slot = number.and_then(|tenant| self.inventory.find(now, tenant, key));
         let slot = slot.ok_or_else(|| not_found(key))?;
-        if !self.inventory.objects().at(slot).is_complete() {
+        if !self.inventory.object(slot).is_complete() {
             return Err(not_ready(key));
         }
         let (kind, goal) = self.goal(slot, new)?;
@@ -314,7 +314,7 @@ impl TaskCalls<'_> {
         goal: Goal,
         source: TaskSource,
     ) -> TaskId {
-        let object = self.inventory.objects().at(slot);
+        let object = self.inventory.object(slot);
         let (version, tenant) = (object.version, object.tenant);
         let key = self.inventory.objects().object_key(object);
         let subject = Subject { slot, version, tenant, key };
@@ -361,7 +361,7 @@ impl TaskCalls<'_> {
                 }
                 let from = known(source)?;
                 known(target)?;
-                let copies = &self.inventory.objects().at(slot).replicas[..];
+                let copies = &self.inventory.object(slot).replicas[..];
                 // An object that only a disk has is brought into the memory of the target.
                 if !copies.is_empty() && !copies.iter().any(|copy| from.contains(&copy.segment)) {
                     let why = "the object has no replica in the source";
@@ -399,7 +399,7 @@ impl TaskCalls<'_> {
         };
         let sources = self.sources(&task.goal);
         let holders = object.replicas.iter().filter_map(|copy| {
-            let segment = self.inventory.segments().at(copy.segment);
+            let segment = self.inventory.segment(copy.segment);
             segment.is_mounted().then_some((copy, segment))
         });
         // The owner of the replica to be removed is preferred: it writes out of its own memory. A

@@ -81,7 +81,7 @@ impl ObjectView {
         let object = catalog.objects.at(slot);
         let is_complete = object.is_complete();
         let copies = object.replicas.iter().map(|copy| {
-            let segment = inventory.segments().at(copy.segment);
+            let segment = inventory.segment(copy.segment);
             CopyView {
                 segment: segment.spec.name.clone(),
                 endpoint: segment.spec.endpoint.clone(),
@@ -92,7 +92,7 @@ impl ObjectView {
             }
         });
         let disk = inventory.disk_copy(slot).map(|disk| {
-            let disk = inventory.disks().at(disk);
+            let disk = inventory.disk(disk);
             CopyView {
                 segment: disk.spec.name.clone(),
                 endpoint: disk.spec.address.clone(),

@@ -4,14 +4,11 @@ use mooncake_base::Moment;
 
 use crate::state::{catalog::annotations::Annotation, ids::ObjectSlot, inventory::Inventory};
 
-impl Inventory {
-    /// Drops the value of an object whose time is over, leased or not. Readers in flight keep their
-    /// fence.
-    pub(in crate::state) fn drop_if_expired(&mut self, now: Moment, slot: ObjectSlot) {
-        if self.catalog.annotations.has_expired(now, slot) {
-            self.log.counters.objects_expired += 1;
-            self.drop_value(now, slot);
-        }
+/// Drops the value of an object whose time is over, leased or not. Readers in flight keep their fence.
+pub(in crate::state) fn drop_if_expired(inventory: &mut Inventory, now: Moment, slot: ObjectSlot) {
+    if inventory.catalog.annotations.has_expired(now, slot) {
+        inventory.log.counters.objects_expired += 1;
+        inventory.drop_value(now, slot);
     }
 }
 
@@ -23,7 +20,7 @@ pub(in crate::state) fn remove_expired(inventory: &mut Inventory, now: Moment) -
     if !expires.has_passed(now) {
         return false;
     }
-    inventory.drop_if_expired(now, slot);
+    drop_if_expired(inventory, now, slot);
     inventory.catalog.remove_if_empty(slot);
     true
 }

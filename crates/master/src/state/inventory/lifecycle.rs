@@ -5,7 +5,7 @@ use mooncake_base::Moment;
 use crate::state::{
     catalog::object::{Flags, NO_WRITE},
     ids::{KeyHash, ObjectSlot, SegmentSlot, TenantIndex},
-    inventory::{Inventory, disks, read::FenceTicket},
+    inventory::{Inventory, disks, expiry, read::FenceTicket},
     lease::Timestamp,
     ledger::effect::{Effect, LoggedCopy},
     pool::freed::FreedTo,
@@ -36,7 +36,7 @@ impl Inventory {
         if self.catalog.groups.is_condemned(slot) {
             self.evict_value(now, slot, &mut FreedTo::Pool);
         }
-        self.drop_if_expired(now, slot);
+        expiry::drop_if_expired(self, now, slot);
         if !self.drop_lost_replicas(slot) && self.catalog.objects.at(slot).newest_write == NO_WRITE
         {
             self.catalog.objects.remove(slot);

@@ -31,23 +31,23 @@ pub(in crate::state) enum QuotaVerdict {
     Disks(u64),
 }
 
-impl Inventory {
-    /// Returns the bytes that a put adds to the usage: its replicas, less the object that it
-    /// replaces (unless other puts of that object are unfinished).
-    pub(in crate::state) fn growth(
-        &self,
-        length: u64,
-        copies: u32,
-        existing: Option<ObjectSlot>,
-    ) -> u64 {
-        let copies = u64::from(copies).min(self.pool.segments.open().len() as u64).max(1);
-        let replaced = existing.map_or(0, |slot| {
-            let object = self.catalog.objects.at(slot);
-            if object.newest_write == NO_WRITE { object.bytes() } else { 0 }
-        });
-        length.saturating_mul(copies).saturating_sub(replaced)
-    }
+/// Returns the bytes that a put adds to the usage: its replicas, less the object that it
+/// replaces (unless other puts of that object are unfinished).
+pub(in crate::state) fn growth(
+    inventory: &Inventory,
+    length: u64,
+    copies: u32,
+    existing: Option<ObjectSlot>,
+) -> u64 {
+    let copies = u64::from(copies).min(inventory.pool.segments.open().len() as u64).max(1);
+    let replaced = existing.map_or(0, |slot| {
+        let object = inventory.catalog.objects.at(slot);
+        if object.newest_write == NO_WRITE { object.bytes() } else { 0 }
+    });
+    length.saturating_mul(copies).saturating_sub(replaced)
+}
 
+impl Inventory {
     /// Ensures that the quota covers `need` more bytes, evicting objects of the tenant but for
     /// `spared`.
     pub(in crate::state) fn admit(

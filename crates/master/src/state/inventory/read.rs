@@ -100,33 +100,6 @@ impl Inventory {
         probe_one(self, now, tenant, hash, key, has_lease)
     }
 
-    /// Finds an object with a readable replica.
-    fn readable(
-        &mut self,
-        now: Moment,
-        tenant: Option<TenantIndex>,
-        hash: KeyHash,
-        key: &[u8],
-    ) -> Result<ObjectSlot> {
-        let found = tenant.and_then(|tenant| self.find_hashed(now, hash, tenant, key));
-        let slot = found.ok_or_else(|| not_found(key))?;
-        let object = self.catalog.objects.at(slot);
-        if !object.is_complete() {
-            return Err(not_ready(key));
-        }
-        if self.is_unclaimed(slot) {
-            return Err(not_found(key));
-        }
-        if !has_readable_copy(self, slot) {
-            return Err(Error::new(
-                ErrorCode::TRANSFER_FAIL,
-                "every process that holds a replica has lost its connection",
-            )
-            .with("key", Printed(key)));
-        }
-        Ok(slot)
-    }
-
     /// Grants what a reader needs, and returns where to read.
     pub(in crate::state) fn locate_one(
         &mut self,
@@ -233,8 +206,35 @@ pub(in crate::state) fn find_readable<K: AsRef<[u8]>>(
     let hashes = inventory.catalog.objects.prefetch_hashes(tenant, keys.iter().map(AsRef::as_ref));
     keys.iter()
         .zip(hashes)
-        .map(|(key, hash)| inventory.readable(now, tenant, hash, key.as_ref()))
+        .map(|(key, hash)| find_one_readable(inventory, now, tenant, hash, key.as_ref()))
         .collect()
+}
+
+/// Finds an object with a readable replica.
+fn find_one_readable(
+    inventory: &mut Inventory,
+    now: Moment,
+    tenant: Option<TenantIndex>,
+    hash: KeyHash,
+    key: &[u8],
+) -> Result<ObjectSlot> {
+    let found = tenant.and_then(|tenant| inventory.find_hashed(now, hash, tenant, key));
+    let slot = found.ok_or_else(|| not_found(key))?;
+    let object = inventory.catalog.objects.at(slot);
+    if !object.is_complete() {
+        return Err(not_ready(key));
+    }
+    if inventory.is_unclaimed(slot) {
+        return Err(not_found(key));
+    }
+    if !has_readable_copy(inventory, slot) {
+        return Err(Error::new(
+            ErrorCode::TRANSFER_FAIL,
+            "every process that holds a replica has lost its connection",
+        )
+        .with("key", Printed(key)));
+    }
+    Ok(slot)
 }
 
 /// Probes several keys like [`probe`](Self::probe): one result per key, in order.

@@ -138,11 +138,11 @@ fn may_be_released(
     }
     group.iter().all(|&member| {
         *steps = steps.saturating_sub(usize::from(member != object));
-        let object = inventory.objects().at(member);
+        let object = inventory.object(member);
         let mut copies = object.replicas.iter();
         spared != Some(member)
             && !object.flags.has(Flags::SOFT_PINNED)
             && memory_hold(inventory, now, member) == MemoryHold::None
-            && copies.all(|copy| inventory.segments().at(copy.segment).is_mounted())
+            && copies.all(|copy| inventory.segment(copy.segment).is_mounted())
     })
 }

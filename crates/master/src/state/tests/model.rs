@@ -502,12 +502,8 @@ impl Model {
             return;
         }
         let state = &self.pool.state;
-        let open = state
-            .inventory
-            .segments()
-            .open()
-            .iter()
-            .map(|&slot| state.inventory.segments().at(slot));
+        let open =
+            state.inventory.segments().open().iter().map(|&slot| state.inventory.segment(slot));
         let all: u64 = open.clone().map(|segment| segment.allocator.length()).sum();
         let held = [
             "leased=",
@@ -529,7 +525,7 @@ impl Model {
             else {
                 continue;
             };
-            let object = state.inventory.objects().at(slot);
+            let object = state.inventory.object(slot);
             let is_kept = !has_disks || self.addresses.contains(&key);
             if self.lease_of(key).is_some() && is_kept && !object.flags.has(Flags::HARD_PINNED) {
                 let copies = object.replicas.iter();
@@ -663,7 +659,7 @@ impl Model {
             TenantIndex::DEFAULT,
             KEYS[key].as_bytes(),
         )?;
-        let object = self.pool.state.inventory.objects().at(slot);
+        let object = self.pool.state.inventory.object(slot);
         let is_seen = object.is_complete() && !self.pool.state.inventory.is_unclaimed(slot);
         is_seen.then(|| (object.version(), object.length))
     }
@@ -720,7 +716,7 @@ impl Model {
         let resting = || pool.quarantined().map(|(_, slot, block)| (slot, block));
         let withheld = || pool.unsynced.blocks().chain(state.searches.blocks());
         for (slot, block) in blocks.chain(resting()).chain(withheld()).chain(pool.prepared()) {
-            let segment = state.inventory.segments().at(slot);
+            let segment = state.inventory.segment(slot);
             if segment.is_mounted() {
                 let start = segment.allocator.offset(block);
                 let end = start + segment.allocator.size(block);
@@ -754,7 +750,7 @@ impl Model {
             let now = self.pool.now;
             let slot = self.pool.state.inventory.find(now, TenantIndex::DEFAULT, name.as_bytes());
             let slot = slot.expect("leased objects do not vanish");
-            assert_eq!(self.pool.state.inventory.objects().at(slot).version(), version);
+            assert_eq!(self.pool.state.inventory.object(slot).version(), version);
         }
     }
 }

@@ -354,8 +354,7 @@ fn avoided_endpoints_are_used_only_if_nothing_else_has_room() {
                 PutStep::Pending(pending) => assert!(matches!(pending, Pending::Yield)),
             }
         };
-        let segment =
-            |place: &Place| pool.state.inventory.segments().at(place.segment).spec.id.bits();
+        let segment = |place: &Place| pool.state.inventory.segment(place.segment).spec.id.bits();
         let mut used: Vec<u128> = started.places.iter().map(segment).collect();
         used.sort_unstable();
         used

@@ -130,7 +130,7 @@ fn of_each_byte_the_longest_rest_counts() {
         pool.state = State::restore(rules, 9, pool.now, image, Duration::ZERO).0;
         let state = &pool.state.inventory;
         let rest = |(until, slot, block): (Timestamp, SegmentSlot, BlockId)| {
-            let allocator = &state.segments().at(slot).allocator;
+            let allocator = &state.segment(slot).allocator;
             let seconds = until.left(pool.now).as_secs_f64().round() as u32;
             (allocator.offset(block), allocator.size(block), seconds)
         };

@@ -47,7 +47,7 @@ impl ClientCalls<'_> {
     ) -> Result<()> {
         self.inventory.clients().check(client)?;
         let found = self.inventory.segments().by_id(segment.id).filter(|&slot| {
-            let known = self.inventory.segments().at(slot);
+            let known = self.inventory.segment(slot);
             known.client == client && known.spec == *segment
         });
         let Some(slot) = found else {
@@ -74,7 +74,7 @@ impl ClientCalls<'_> {
         incarnation: Incarnation,
     ) {
         let Some(slot) = self.inventory.segments().by_id(id) else { return };
-        let segment = self.inventory.segments().at(slot);
+        let segment = self.inventory.segment(slot);
         if segment.spec.incarnation != incarnation || !segment.is_unclaimed {
             return;
         }

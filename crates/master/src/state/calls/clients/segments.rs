@@ -53,7 +53,7 @@ impl ClientCalls<'_> {
             return refuse("the segment goes beyond the end of the address space");
         };
         if let Some(slot) = self.inventory.segments().by_id(segment.id) {
-            let old = self.inventory.segments().at(slot);
+            let old = self.inventory.segment(slot);
             if old.client == client && old.spec == segment {
                 self.claim_segment(slot);
                 return Ok(());
@@ -76,7 +76,7 @@ impl ClientCalls<'_> {
     /// Checks a new segment against the others of its client.
     fn check_neighbors(&mut self, client: ClientId, new: &SegmentSpec, end: u64) -> Result<()> {
         let overlapping = self.inventory.segments().overlapping(client, new.base, end);
-        if overlapping.iter().any(|&slot| !self.inventory.segments().at(slot).is_unclaimed) {
+        if overlapping.iter().any(|&slot| !self.inventory.segment(slot).is_unclaimed) {
             let why = "the memory overlaps another segment of the client";
             return Err(Error::invalid(why).with("segment", new.id));
         }
@@ -106,7 +106,7 @@ impl ClientCalls<'_> {
             return Err(Error::new(ErrorCode::SEGMENT_NOT_FOUND, "no such segment is mounted")
                 .with("segment", segment));
         };
-        let found = self.inventory.segments().at(slot);
+        let found = self.inventory.segment(slot);
         if found.client != client {
             return Err(Error::new(
                 ErrorCode::ILLEGAL_CLIENT,
@@ -126,7 +126,7 @@ impl ClientCalls<'_> {
     /// Handles the timer at the end of a grace.
     pub(in crate::state) fn end_grace(&mut self, id: SegmentId, incarnation: Incarnation) {
         let Some(slot) = self.inventory.segments().by_id(id) else { return };
-        let segment = self.inventory.segments().at(slot);
+        let segment = self.inventory.segment(slot);
         if segment.spec.incarnation == incarnation
             && segment.status == SegmentStatus::GracefullyUnmounting
         {

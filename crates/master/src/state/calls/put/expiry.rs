@@ -31,10 +31,10 @@ impl PutCalls<'_> {
         let found = tenant.and_then(|tenant| self.inventory.find(now, tenant, key));
         let found = found.filter(|&slot| !self.inventory.is_unclaimed(slot));
         let slot = found.ok_or_else(|| not_found(key))?;
-        if !self.inventory.objects().at(slot).is_complete() {
+        if !self.inventory.object(slot).is_complete() {
             return Err(not_ready(key));
         }
         expiry::set_expiry(self.inventory, slot, ttl.map(|ttl| now + ttl));
-        Ok(self.inventory.objects().at(slot).version())
+        Ok(self.inventory.object(slot).version())
     }
 }

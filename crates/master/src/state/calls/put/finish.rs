@@ -77,7 +77,7 @@ impl PutCalls<'_> {
         let discard = self.inventory.rules().put_discard;
         let stale: Vec<WriteSlot> = self
             .writes
-            .chain(self.inventory.objects().at(slot).newest_write)
+            .chain(self.inventory.object(slot).newest_write)
             .filter(|&number| (self.writes.at(number).window_began + discard).has_passed(now))
             .collect();
         for number in stale {
@@ -101,7 +101,7 @@ impl PutCalls<'_> {
         let number = self.writes.find(put.version).ok_or_else(missing)?;
         let write = self.writes.at(number);
         let slot = write.object.ok_or_else(missing)?;
-        let object = self.inventory.objects().at(slot);
+        let object = self.inventory.object(slot);
         let is_named = put.key.is_empty() || put.key == self.inventory.objects().key(object);
         if !is_named || self.inventory.objects().tenant_index(tenant) != Some(object.tenant) {
             return Err(missing());
@@ -128,7 +128,7 @@ impl PutCalls<'_> {
         }
         let Some(tenant) = self.inventory.objects().tenant_index(tenant) else { return false };
         self.inventory.find(now, tenant, put.key).is_some_and(|slot| {
-            let object = self.inventory.objects().at(slot);
+            let object = self.inventory.object(slot);
             object.is_complete() && object.version == put.version.0
         })
     }
@@ -234,7 +234,7 @@ impl PutCalls<'_> {
 
     fn unlink_write(&mut self, slot: ObjectSlot, number: WriteSlot) {
         let next = self.writes.at(number).next;
-        let head = self.inventory.objects().at(slot).newest_write;
+        let head = self.inventory.object(slot).newest_write;
         if head == number {
             return puts::set_newest(self.inventory, slot, next);
         }

@@ -24,7 +24,7 @@ pub(in crate::state) fn logged_write<'a>(
     inventory: &'a Inventory,
     write: &'a Write,
 ) -> Option<Effect<'a>> {
-    let object = inventory.objects().at(write.object?);
+    let object = inventory.object(write.object?);
     let value = Value {
         tenant: inventory.objects().logged_tenant(object.tenant),
         key: inventory.objects().key(object),

@@ -60,7 +60,7 @@ fn admitted_segments<'a>(
     inventory: &'a Inventory,
     request: &AllocRequest<'a>,
 ) -> impl Iterator<Item = &'a Segment> {
-    admitted(inventory, request.filter).map(|slot| inventory.segments().at(slot))
+    admitted(inventory, request.filter).map(|slot| inventory.segment(slot))
 }
 
 /// Returns the bytes that the segments that accept objects can take before eviction ahead of need

@@ -44,7 +44,7 @@ impl Reclaimer<'_> {
                 .with("retry_after_ms", end.left(now).as_millis().max(1));
         }
         let lengths =
-            self.inventory.segments().open().iter().map(|&slot| self.inventory.segments().at(slot));
+            self.inventory.segments().open().iter().map(|&slot| self.inventory.segment(slot));
         let largest = lengths.map(|segment| segment.allocator.length()).max();
         let why = match largest {
             Some(_) => "the object is larger than any segment",
@@ -175,7 +175,7 @@ impl Reclaimer<'_> {
         let (total, steps) = memory_use::memory_use(inventory, now, filter);
         self.searches.steps += steps;
         let fenced_fit = admitted(inventory, filter).map(|slot| {
-            let segment = inventory.segments().at(slot);
+            let segment = inventory.segment(slot);
             let fenced = segment.reserved().fenced;
             if fenced > 0 { segment.free() + fenced } else { 0 }
         });

@@ -300,7 +300,7 @@ impl Reclaimer<'_> {
     fn may_fit_when_synced(&self, need: u64, request: &AllocRequest<'_>, search: &Search) -> bool {
         self.inventory.pool().unsynced_until().is_some()
             && self.inventory.segments().open().iter().any(|&slot| {
-                let segment = self.inventory.segments().at(slot);
+                let segment = self.inventory.segment(slot);
                 let withheld = segment.reserved().withheld;
                 let is_taken = search.replicas.iter().any(|replica| replica.segment == slot);
                 let is_candidate =

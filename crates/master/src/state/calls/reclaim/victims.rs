@@ -133,7 +133,7 @@ impl Reclaimer<'_> {
         request: &AllocRequest<'_>,
         found: &Search,
     ) -> bool {
-        let segment = self.inventory.segments().at(slot);
+        let segment = self.inventory.segment(slot);
         let is_taken = found.replicas.iter().any(|replica| replica.segment == slot);
         segment.accepts_new()
             && !is_taken
@@ -205,13 +205,13 @@ impl Reclaimer<'_> {
         found: &mut Search,
     ) -> Option<SearchOutcome> {
         let copies =
-            latest.iter().flat_map(|&object| self.inventory.objects().at(object).replicas.iter());
+            latest.iter().flat_map(|&object| self.inventory.object(object).replicas.iter());
         let run = copies.into_iter().find_map(|copy| {
             let segment = copy.segment;
             search.reachable.get(&segment)?.filter(|&bytes| bytes >= search.need)?;
             let is_taken = |block| search.blocks.contains_key(&(segment, block));
             let (length, steps) = (request.length, &mut search.steps);
-            let allocator = &self.inventory.segments().at(segment).allocator;
+            let allocator = &self.inventory.segment(segment).allocator;
             Some((segment, allocator.find_run(copy.block, length, steps, is_taken)?))
         });
         let (segment, first) = run?;
@@ -235,7 +235,7 @@ impl Reclaimer<'_> {
         }
         let (mut is_moving, mut block) = (false, first);
         for _ in 0..STEPS {
-            let allocator = &self.inventory.segments().at(segment).allocator;
+            let allocator = &self.inventory.segment(segment).allocator;
             let is_last = allocator.window_fits(first, block, length);
             let next = if is_last { None } else { allocator.next_block(block) };
             if !allocator.is_block_free(block)
@@ -262,15 +262,15 @@ impl Reclaimer<'_> {
     ) -> bool {
         let mut helps = false;
         for &member in group {
-            for replica in self.inventory.objects().at(member).replicas.iter() {
+            for replica in self.inventory.object(member).replicas.iter() {
                 let slot = replica.segment;
                 let reachable = search.reachable.entry(slot).or_insert_with(|| {
                     let is_useful = self.is_useful(slot, search.need, request, found);
-                    is_useful.then(|| self.inventory.segments().at(slot).free())
+                    is_useful.then(|| self.inventory.segment(slot).free())
                 });
                 if let Some(bytes) = reachable {
                     search.blocks.insert((slot, replica.block), member);
-                    *bytes += self.inventory.segments().at(slot).allocator.size(replica.block);
+                    *bytes += self.inventory.segment(slot).allocator.size(replica.block);
                     helps = true;
                 }
             }

@@ -267,7 +267,7 @@ impl Reclaimer<'_> {
     }
 
     fn begin_segment_scan(&mut self, segment: SegmentSlot) -> Option<SegmentScan> {
-        let block = self.inventory.segments().at(segment).allocator.rover()?;
+        let block = self.inventory.segment(segment).allocator.rover()?;
         Some(self.scan_from(segment, block, None))
     }
 
@@ -307,7 +307,7 @@ impl Reclaimer<'_> {
         let SegmentScan { segment, first, at, origin, .. } = *present;
         while *steps > 0 {
             *steps -= 1;
-            let allocator = &self.inventory.segments().at(segment).allocator;
+            let allocator = &self.inventory.segment(segment).allocator;
             let block = allocator.marked(at);
             let is_clear = allocator.is_block_free(block)
                 || match self.evictable(now, pass, request, segment, block, steps) {
@@ -357,7 +357,7 @@ impl Reclaimer<'_> {
     ) -> EvictionStep {
         let segment = present.segment;
         let Some(mut eviction) = present.eviction.take() else { return EvictionStep::Continue };
-        let first = self.inventory.segments().at(segment).allocator.marked(present.first);
+        let first = self.inventory.segment(segment).allocator.marked(present.first);
         let part = self.evict_part(now, pass, request, segment, first, &mut eviction, steps);
         found.position = found.position.max(eviction.kept.position);
         match part {
@@ -403,7 +403,7 @@ impl Reclaimer<'_> {
     ) -> EvictedPart {
         let length = request.length;
         loop {
-            let allocator = &self.inventory.segments().at(segment).allocator;
+            let allocator = &self.inventory.segment(segment).allocator;
             let next = match eviction.block {
                 None => first,
                 Some(block) => match allocator.next_block(block) {
@@ -428,8 +428,8 @@ impl Reclaimer<'_> {
                     Evictable::Moves => {
                         let begin = eviction.block.unwrap_or(first);
                         let left = length.saturating_sub(
-                            self.inventory.segments().at(segment).allocator.offset(next)
-                                - self.inventory.segments().at(segment).allocator.offset(begin),
+                            self.inventory.segment(segment).allocator.offset(next)
+                                - self.inventory.segment(segment).allocator.offset(begin),
                         );
                         self.move_run_down(now, segment, next, left.max(1));
                         return EvictedPart::Moving;
@@ -473,7 +473,7 @@ impl Reclaimer<'_> {
 
     /// Returns the complete object that the block belongs to.
     pub(super) fn owner_of(&self, segment: SegmentSlot, block: BlockId) -> Option<ObjectSlot> {
-        let owner = self.inventory.segments().at(segment).allocator.owner(block);
+        let owner = self.inventory.segment(segment).allocator.owner(block);
         let owner = ObjectSlot::new(owner?);
         let object = self.inventory.objects().get(owner).filter(|found| found.is_complete());
         // The owner is known from the start of the put, and may have other memory by now.

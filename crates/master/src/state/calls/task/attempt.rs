@@ -157,15 +157,12 @@ impl TaskCalls<'_> {
         }
         let readable: Vec<(Replica, ClientId)> = copies
             .iter()
-            .map(|copy| (*copy, self.inventory.segments().at(copy.segment)))
+            .map(|copy| (*copy, self.inventory.segment(copy.segment)))
             .filter(|(_, segment)| segment.is_readable())
             .map(|(copy, segment)| (copy, segment.client))
             .collect();
         let Some(source) = pick_source(&readable, client) else {
-            return if copies
-                .iter()
-                .any(|copy| self.inventory.segments().at(copy.segment).is_unclaimed)
-            {
+            return if copies.iter().any(|copy| self.inventory.segment(copy.segment).is_unclaimed) {
                 Plan::Wait
             } else {
                 Plan::Retry("no client that holds a replica sends heartbeats")
@@ -174,7 +171,7 @@ impl TaskCalls<'_> {
         let sources = self.sources(&task.goal);
         let is_on = |slots: &[SegmentSlot]| {
             copies.iter().any(|copy| {
-                let segment = self.inventory.segments().at(copy.segment);
+                let segment = self.inventory.segment(copy.segment);
                 let counts = match task.goal {
                     Goal::Copy { .. } => segment.is_readable(),
                     Goal::Move { .. } | Goal::Evacuate { .. } => segment.may_replace(),
@@ -258,7 +255,7 @@ impl TaskCalls<'_> {
     /// Returns whether a replica is needed in a segment that cannot take it yet, but soon.
     fn is_coming_back(&self, target: &Target) -> bool {
         let Target::Only(slots) = target else { return false };
-        let mut wanted = slots.iter().map(|&slot| self.inventory.segments().at(slot));
+        let mut wanted = slots.iter().map(|&slot| self.inventory.segment(slot));
         !wanted.clone().any(Segment::accepts_new) && wanted.any(Segment::is_coming_back)
     }
 
@@ -273,7 +270,7 @@ impl TaskCalls<'_> {
         let task = self.tasks.get(id)?;
         let (slot, key, kind) = (task.subject.slot, task.subject.key.clone(), task.kind);
         let job = task.job;
-        let object = self.inventory.objects().at(slot);
+        let object = self.inventory.object(slot);
         let (version, length) = (object.version, object.length);
         let checksum = self.inventory.objects().checksum(slot);
         let may_evict = job.is_none_or(|job| self.jobs.may_evict(job));
@@ -334,7 +331,7 @@ impl TaskCalls<'_> {
         Placement { is_charged, may_evict, host }: Placement<'_>,
         targets: &[Target],
     ) -> Result<Placed> {
-        let object = self.inventory.objects().at(slot);
+        let object = self.inventory.object(slot);
         let (tenant, length) = (object.tenant, object.length);
         if is_charged {
             let need = length.saturating_mul(targets.len() as u64);

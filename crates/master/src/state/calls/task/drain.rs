@@ -352,7 +352,7 @@ impl TaskCalls<'_> {
         self.jobs.by_id.insert(id, job);
         self.jobs.running.push(id);
         // Segments that were drained before stay so, even if the job fails.
-        slots.retain(|&slot| self.inventory.segments().at(slot).status != SegmentStatus::Drained);
+        slots.retain(|&slot| self.inventory.segment(slot).status != SegmentStatus::Drained);
         self.set_status(&slots, SegmentStatus::Draining);
         self.log_job(id);
         self.schedule_job(id, now);
@@ -411,7 +411,7 @@ impl TaskCalls<'_> {
 
     /// Returns why a segment cannot be drained now; `None` if it can.
     fn busy_error(&self, slot: SegmentSlot) -> Option<Error> {
-        let segment = self.inventory.segments().at(slot);
+        let segment = self.inventory.segment(slot);
         let why = match segment.status {
             SegmentStatus::Ok | SegmentStatus::Drained => return None,
             SegmentStatus::Draining => "another job drains the segment",
@@ -526,7 +526,7 @@ impl TaskCalls<'_> {
         source: SegmentId,
         sources: &SegmentSet,
     ) -> bool {
-        let object = self.inventory.objects().at(slot);
+        let object = self.inventory.object(slot);
         let mut copies = self.inventory.pool().readable_copies(&object.replicas);
         copies.any(|copy| !sources.contains(copy.segment))
             || self.jobs.by_id[&id].targets.is_empty()
@@ -540,7 +540,7 @@ impl TaskCalls<'_> {
         let source = copies.find(|copy| sources.contains(copy.segment));
         let Some(source) = source else { return DrainCheck::Nothing };
         let job = &self.jobs.by_id[&job];
-        let segment = self.inventory.segments().at(source.segment);
+        let segment = self.inventory.segment(source.segment);
         if job.given_up.get(&slot) == Some(&object.version) {
             DrainCheck::Nothing
         } else if job.busy.contains(&(slot, object.version)) {
@@ -554,7 +554,7 @@ impl TaskCalls<'_> {
 
     /// Creates a task for an object.
     fn start_move(&mut self, now: Moment, id: JobId, slot: ObjectSlot, source: SegmentId) {
-        let version = self.inventory.objects().at(slot).version;
+        let version = self.inventory.object(slot).version;
         let Some(job) = self.jobs.by_id.get_mut(&id) else { return };
         // Counted first, because the task may end at once.
         job.view.active += 1;
@@ -566,7 +566,7 @@ impl TaskCalls<'_> {
     /// Ends a pass: the segments are empty, or another pass follows.
     fn end_pass(&mut self, now: Moment, id: JobId, slots: &[SegmentSlot], sources: &SegmentSet) {
         let is_written =
-            slots.iter().any(|&slot| self.inventory.segments().at(slot).reserved().writing > 0);
+            slots.iter().any(|&slot| self.inventory.segment(slot).reserved().writing > 0);
         let written = slots.iter().map(|&slot| self.writes.count_in(slot) as u64).sum::<u64>();
         let Some(job) = self.jobs.running(id) else { return };
         job.view.blocked = job.blocked + written;
@@ -636,7 +636,7 @@ impl TaskCalls<'_> {
         let again = self
             .job_segments(id)
             .into_iter()
-            .filter(|&slot| self.inventory.segments().at(slot).status == SegmentStatus::Draining);
+            .filter(|&slot| self.inventory.segment(slot).status == SegmentStatus::Draining);
         let again: Vec<SegmentSlot> = again.collect();
         self.set_status(&again, SegmentStatus::Ok);
         let Some(job) = self.jobs.running(id) else { return };
@@ -668,7 +668,7 @@ impl TaskCalls<'_> {
     }
 
     fn identity(&self, slot: SegmentSlot) -> (SegmentId, Incarnation) {
-        let spec = &self.inventory.segments().at(slot).spec;
+        let spec = &self.inventory.segment(slot).spec;
         (spec.id, spec.incarnation)
     }
 

@@ -182,7 +182,7 @@ impl<'a> PromotionCalls<'a> {
                 Target::Only(named.copied().collect())
             }
         };
-        let host = self.calls.inventory.disks().at(promotion.disk).host.clone();
+        let host = self.calls.inventory.disk(promotion.disk).host.clone();
         let placement = Placement { is_charged: true, may_evict: true, host: &host };
         let placed = match self.calls.place_copies(now, slot, placement, &[target]) {
             Ok(Placed::Now(placed, _)) => placed,
@@ -309,8 +309,8 @@ pub(super) fn disk_elsewhere(
 ) -> Option<ClientId> {
     let source = calls.inventory.segments().by_id(source)?;
     let disk = readable_disk(calls.inventory, slot)?;
-    let owner = calls.inventory.disks().at(disk).client;
-    (calls.inventory.segments().at(source).client != owner).then_some(owner)
+    let owner = calls.inventory.disk(disk).client;
+    (calls.inventory.segment(source).client != owner).then_some(owner)
 }
 
 /// Assigns a task whose object has no memory that could be read to the owner of its disk.
@@ -322,7 +322,7 @@ pub(super) fn assign_to_disk(
 ) {
     let Some(task) = calls.tasks.get(id) else { return };
     let disk = calls.inventory.disk_copy(task.subject.slot);
-    let disk = disk.map(|disk| calls.inventory.disks().at(disk));
+    let disk = disk.map(|disk| calls.inventory.disk(disk));
     let Some(client) = disk.filter(|disk| !disk.is_away()).map(|disk| disk.client) else {
         return calls.fail_task(now, id, CHANGED);
     };
