@@ -1,6 +1,7 @@
 """`TransferEngine`: upstream's calls over the native engine."""
 # Callers may pass settings that this build does not use.
 # ruff: noqa: ARG002
+# ruff: noqa: D417 - `variants` takes the decision out of the arguments
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 from mooncake._aliases import accept_aliases
 from mooncake._names import rebrand
 from mooncake._runtime import _native
+from mooncake._variants import variants
 from mooncake.engine import codes
 from mooncake.engine.device import DeviceTransfers
 from mooncake.engine.lifetime import EngineLifetime
@@ -44,6 +46,10 @@ _PROTOCOLS_KNOWN = (
     *("tcp", "rdma", "efa", "ascend", "ascend_direct", "hccl", "nvlink", "nvlink_intra"),
     *("barex", "cxl", "shm", "local", "rpc_only", "ub", "hip", "maca"),
 )
+
+# Second names of arguments of the calls for one range, and for many.
+_ONE = {"target": "target_hostname", "peer_addr": "peer_buffer_address"}
+_MANY = {"target": "target_hostname", "peer_addrs": "peer_buffer_addresses"}
 
 _log = logging.getLogger("mooncake.engine")
 
@@ -316,16 +322,16 @@ class TransferEngine(DeviceTransfers, EngineLifetime):
 
     # Synchronous transfers
 
-    @accept_aliases(target="target_hostname", peer_addr="peer_buffer_address")
-    def transfer_sync_write(
+    def _transfer_one(
         self,
+        is_write: bool,
         target_hostname: str,
         buffer: int,
         peer_buffer_address: int,
         length: int,
         transport_hint: str = "",
     ) -> int:
-        """Write to a peer's memory and wait until the bytes are there.
+        """{Read from|Write to} a peer's memory and wait until the bytes are {here|there}.
 
         Args:
             target_hostname: Name of the peer's segment.
@@ -338,37 +344,21 @@ class TransferEngine(DeviceTransfers, EngineLifetime):
         Returns:
             0, or -1.
         """
-        return self._transfer_one(
-            target_hostname, buffer, peer_buffer_address, length, True, transport_hint
-        )
+        timeout_s, hint = self._timeout_s, transport_hint or ""
+        try:
+            self._started().transfer_one(
+                target_hostname, buffer, peer_buffer_address, length, is_write, timeout_s, hint
+            )
+        except MooncakeError as error:
+            _log.debug("%s", error)
+            return codes.FAILED
+        return codes.OK
 
-    @accept_aliases(target="target_hostname", peer_addr="peer_buffer_address")
-    def transfer_sync_read(
-        self,
-        target_hostname: str,
-        buffer: int,
-        peer_buffer_address: int,
-        length: int,
-        transport_hint: str = "",
-    ) -> int:
-        """Read from a peer's memory and wait until the bytes are here.
+    transfer_sync_read, transfer_sync_write = variants(
+        _transfer_one, "transfer_sync_read", "transfer_sync_write", **_ONE
+    )
 
-        Args:
-            target_hostname: Name of the peer's segment.
-            buffer: Local address; it need not be registered.
-            peer_buffer_address: Remote address.
-            length: Length in bytes.
-            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that transport first; other
-                words leave the choice to the engine.
-
-        Returns:
-            0, or -1.
-        """
-        return self._transfer_one(
-            target_hostname, buffer, peer_buffer_address, length, False, transport_hint
-        )
-
-    @accept_aliases(target="target_hostname", peer_addr="peer_buffer_address")
+    @accept_aliases(**_ONE)
     def transfer_sync(
         self,
         target_hostname: str,
@@ -395,9 +385,13 @@ class TransferEngine(DeviceTransfers, EngineLifetime):
             0, or -1.
         """
         if notify is None:
-            is_write = _is_write(opcode)
             return self._transfer_one(
-                target_hostname, buffer, peer_buffer_address, length, is_write, transport_hint
+                _is_write(opcode),
+                target_hostname,
+                buffer,
+                peer_buffer_address,
+                length,
+                transport_hint,
             )
         return self.batch_transfer_sync(
             target_hostname,
@@ -409,16 +403,16 @@ class TransferEngine(DeviceTransfers, EngineLifetime):
             transport_hint,
         )
 
-    @accept_aliases(target="target_hostname", peer_addrs="peer_buffer_addresses")
-    def batch_transfer_sync_write(
+    def _transfer_many(
         self,
+        is_write: bool,
         target_hostname: str,
         buffers: Sequence[int],
         peer_buffer_addresses: Sequence[int],
         lengths: Sequence[int],
         transport_hint: str = "",
     ) -> int:
-        """Write many ranges to a peer's memory and wait until the bytes are there.
+        """{Read|Write} many ranges {of|to} a peer's memory; wait until the bytes are {here|there}.
 
         Args:
             target_hostname: Name of the peer's segment.
@@ -429,51 +423,18 @@ class TransferEngine(DeviceTransfers, EngineLifetime):
                 words leave the choice to the engine.
 
         Returns:
-            0, or -1; after a failure some ranges may have been written.
+            0, or -1; after a failure some ranges may have been {read|written}.
         """
+        opcode = _Opcode.Write if is_write else _Opcode.Read
         return self.batch_transfer_sync(
-            target_hostname,
-            buffers,
-            peer_buffer_addresses,
-            lengths,
-            _Opcode.Write,
-            None,
-            transport_hint,
+            target_hostname, buffers, peer_buffer_addresses, lengths, opcode, None, transport_hint
         )
 
-    @accept_aliases(target="target_hostname", peer_addrs="peer_buffer_addresses")
-    def batch_transfer_sync_read(
-        self,
-        target_hostname: str,
-        buffers: Sequence[int],
-        peer_buffer_addresses: Sequence[int],
-        lengths: Sequence[int],
-        transport_hint: str = "",
-    ) -> int:
-        """Read many ranges of a peer's memory and wait until the bytes are here.
+    batch_transfer_sync_read, batch_transfer_sync_write = variants(
+        _transfer_many, "batch_transfer_sync_read", "batch_transfer_sync_write", **_MANY
+    )
 
-        Args:
-            target_hostname: Name of the peer's segment.
-            buffers: Local addresses.
-            peer_buffer_addresses: Remote addresses.
-            lengths: Length of each range in bytes.
-            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that transport first; other
-                words leave the choice to the engine.
-
-        Returns:
-            0, or -1; after a failure some ranges may have been read.
-        """
-        return self.batch_transfer_sync(
-            target_hostname,
-            buffers,
-            peer_buffer_addresses,
-            lengths,
-            _Opcode.Read,
-            None,
-            transport_hint,
-        )
-
-    @accept_aliases(target="target_hostname", peer_addrs="peer_buffer_addresses")
+    @accept_aliases(**_MANY)
     def batch_transfer_sync(
         self,
         target_hostname: str,
@@ -520,7 +481,7 @@ class TransferEngine(DeviceTransfers, EngineLifetime):
 
     # Asynchronous transfers
 
-    @accept_aliases(target="target_hostname", peer_addr="peer_buffer_address")
+    @accept_aliases(**_ONE)
     def transfer_submit_write(
         self,
         target_hostname: str,
@@ -542,25 +503,20 @@ class TransferEngine(DeviceTransfers, EngineLifetime):
         Returns:
             Number of the batch, or 0 if it was not started.
         """
-        return self.batch_transfer_async(
-            target_hostname,
-            [buffer],
-            [peer_buffer_address],
-            [length],
-            _Opcode.Write,
-            transport_hint,
+        return self._submit(
+            True, target_hostname, [buffer], [peer_buffer_address], [length], transport_hint
         )
 
-    @accept_aliases(target="target_hostname", peer_addrs="peer_buffer_addresses")
-    def batch_transfer_async_write(
+    def _submit(
         self,
+        is_write: bool,
         target_hostname: str,
         buffers: Sequence[int],
         peer_buffer_addresses: Sequence[int],
         lengths: Sequence[int],
         transport_hint: str = "",
     ) -> int:
-        """Start to write many ranges to a peer's memory.
+        """Start to {read|write} many ranges {of|to} a peer's memory.
 
         Args:
             target_hostname: Name of the peer's segment.
@@ -573,47 +529,24 @@ class TransferEngine(DeviceTransfers, EngineLifetime):
         Returns:
             Number of the batch, or 0 if it was not started.
         """
-        return self.batch_transfer_async(
-            target_hostname,
-            buffers,
-            peer_buffer_addresses,
-            lengths,
-            _Opcode.Write,
-            transport_hint,
+        return self._call_value(
+            lambda native: native.submit(
+                target_hostname,
+                buffers,
+                peer_buffer_addresses,
+                lengths,
+                is_write=is_write,
+                timeout_s=self._timeout_s,
+                hint=transport_hint or "",
+            ),
+            codes.NO_BATCH,
         )
 
-    @accept_aliases(target="target_hostname", peer_addrs="peer_buffer_addresses")
-    def batch_transfer_async_read(
-        self,
-        target_hostname: str,
-        buffers: Sequence[int],
-        peer_buffer_addresses: Sequence[int],
-        lengths: Sequence[int],
-        transport_hint: str = "",
-    ) -> int:
-        """Start to read many ranges of a peer's memory.
+    batch_transfer_async_read, batch_transfer_async_write = variants(
+        _submit, "batch_transfer_async_read", "batch_transfer_async_write", **_MANY
+    )
 
-        Args:
-            target_hostname: Name of the peer's segment.
-            buffers: Local addresses.
-            peer_buffer_addresses: Remote addresses.
-            lengths: Length of each range in bytes.
-            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that transport first; other
-                words leave the choice to the engine.
-
-        Returns:
-            Number of the batch, or 0 if it was not started.
-        """
-        return self.batch_transfer_async(
-            target_hostname,
-            buffers,
-            peer_buffer_addresses,
-            lengths,
-            _Opcode.Read,
-            transport_hint,
-        )
-
-    @accept_aliases(target="target_hostname", peer_addrs="peer_buffer_addresses")
+    @accept_aliases(**_MANY)
     def batch_transfer_async(
         self,
         target_hostname: str,
@@ -638,17 +571,8 @@ class TransferEngine(DeviceTransfers, EngineLifetime):
             Number of the batch, or 0 if it was not started.
         """
         is_write = _is_write(opcode)
-        return self._call_value(
-            lambda native: native.submit(
-                target_hostname,
-                buffers,
-                peer_buffer_addresses,
-                lengths,
-                is_write=is_write,
-                timeout_s=self._timeout_s,
-                hint=transport_hint or "",
-            ),
-            codes.NO_BATCH,
+        return self._submit(
+            is_write, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint
         )
 
     def transfer_check_status(self, batch_id: int) -> int:
@@ -741,24 +665,6 @@ class TransferEngine(DeviceTransfers, EngineLifetime):
         if self._native is None:
             raise _not_initialized()
         return self._native
-
-    def _transfer_one(
-        self,
-        segment: str,
-        address: int,
-        peer_address: int,
-        length: int,
-        is_write: bool,
-        hint: str,
-    ) -> int:
-        try:
-            self._started().transfer_one(
-                segment, address, peer_address, length, is_write, self._timeout_s, hint or ""
-            )
-        except MooncakeError as error:
-            _log.debug("%s", error)
-            return codes.FAILED
-        return codes.OK
 
     def _call_failure(self, call: Callable[[_native.Engine], object]) -> MooncakeError | None:
         try:

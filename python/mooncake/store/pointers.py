@@ -1,4 +1,5 @@
 """Puts and gets at addresses: the caller's memory is read and written in place."""
+# ruff: noqa: D417 - `variants` takes the decision out of the arguments
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mooncake._aliases import accept_aliases
 from mooncake._runtime import _native
+from mooncake._variants import variants
 from mooncake.errors import BusyError
 from mooncake.store.base import StoreBase
 from mooncake.store.batch import Key, as_codes, as_numbers, have_same_length, not_set_up, ranges_of
@@ -56,37 +58,32 @@ class PointerCalls(StoreBase):
             return outcome.code
         return OK if outcome is True else INVALID_PARAMS
 
-    def put_from(
-        self, key: Key, buffer_ptr: int, size: int, config: ReplicateConfig | None = None
+    def _put_from_address(
+        self,
+        is_upsert: bool,
+        key: Key,
+        buffer_ptr: int,
+        size: int,
+        config: ReplicateConfig | None = None,
     ) -> int:
-        """Store the bytes at an address. An existing object is kept.
+        """Store the bytes at an address{an existing object}.
 
         Args:
             key: Key of the object.
             buffer_ptr: Address of the first byte.
-            size: Number of bytes; 0 stores nothing and succeeds.
+            size: Number of bytes; 0 {stores|changes} nothing and succeeds.
             config: Number of copies, pins and placement.
 
         Returns:
             0, or a negative number.
         """
-        return self._put_one_from(key, buffer_ptr, size, config, is_upsert=False)
+        if size == 0 and self._native is not None:
+            return self._skip_empty(key)
+        if config is not None:
+            return self._put_columns([key], [buffer_ptr], [size], config, is_upsert=is_upsert)[0]
+        return self._call_one(_native.put_one, key, buffer_ptr, size, None, is_upsert)
 
-    def upsert_from(
-        self, key: Key, buffer_ptr: int, size: int, config: ReplicateConfig | None = None
-    ) -> int:
-        """Store the bytes at an address, replacing an existing object.
-
-        Args:
-            key: Key of the object.
-            buffer_ptr: Address of the first byte.
-            size: Number of bytes; 0 changes nothing and succeeds.
-            config: Number of copies, pins and placement.
-
-        Returns:
-            0, or a negative number.
-        """
-        return self._put_one_from(key, buffer_ptr, size, config, is_upsert=True)
+    put_from, upsert_from = variants(_put_from_address, "put_from", "upsert_from")
 
     def put_from_with_metadata(
         self,
@@ -116,14 +113,15 @@ class PointerCalls(StoreBase):
         ranges = [parts[1:] if metadata_size == 0 else parts]
         return as_codes(self._put_from([key], ranges, config))[0]
 
-    def batch_put_from(
+    def _batch_put_from_addresses(
         self,
+        is_upsert: bool,
         keys: Sequence[Key],
         buffer_ptrs: Sequence[int],
         sizes: Sequence[int],
         config: ReplicateConfig | None = None,
     ) -> list[int]:
-        """Store many objects from addresses. Existing objects are kept.
+        """Store many objects from addresses{existing objects}.
 
         Args:
             keys: Keys of the objects.
@@ -134,27 +132,13 @@ class PointerCalls(StoreBase):
         Returns:
             For each key 0 or a negative number; -600 for all if the lists differ in length.
         """
-        return self._put_each_from(keys, buffer_ptrs, sizes, config, is_upsert=False)
+        if not have_same_length(keys, buffer_ptrs, sizes):
+            return [INVALID_PARAMS] * len(keys)
+        return self._put_columns(keys, buffer_ptrs, sizes, config, is_upsert=is_upsert)
 
-    def batch_upsert_from(
-        self,
-        keys: Sequence[Key],
-        buffer_ptrs: Sequence[int],
-        sizes: Sequence[int],
-        config: ReplicateConfig | None = None,
-    ) -> list[int]:
-        """Store many objects from addresses, replacing existing ones.
-
-        Args:
-            keys: Keys of the objects.
-            buffer_ptrs: Address of each value.
-            sizes: Length of each value in bytes.
-            config: Number of copies, pins and placement.
-
-        Returns:
-            For each key 0 or a negative number; -600 for all if the lists differ in length.
-        """
-        return self._put_each_from(keys, buffer_ptrs, sizes, config, is_upsert=True)
+    batch_put_from, batch_upsert_from = variants(
+        _batch_put_from_addresses, "batch_put_from", "batch_upsert_from"
+    )
 
     @accept_aliases(all_ptrs="all_buffer_ptrs", sizes="all_sizes")
     def batch_put_from_multi_buffers(
@@ -258,28 +242,6 @@ class PointerCalls(StoreBase):
             return native.put_from(keys, ranges, options=options, is_upsert=is_upsert)
 
         return self._call_batch(len(keys), call)
-
-    def _put_one_from(
-        self, key: Key, address: int, size: int, config: ReplicateConfig | None, *, is_upsert: bool
-    ) -> int:
-        if size == 0 and self._native is not None:
-            return self._skip_empty(key)
-        if config is not None:
-            return self._put_columns([key], [address], [size], config, is_upsert=is_upsert)[0]
-        return self._call_one(_native.put_one, key, address, size, None, is_upsert)
-
-    def _put_each_from(
-        self,
-        keys: Sequence[Key],
-        addresses: Sequence[int],
-        sizes: Sequence[int],
-        config: ReplicateConfig | None,
-        *,
-        is_upsert: bool,
-    ) -> list[int]:
-        if not have_same_length(keys, addresses, sizes):
-            return [INVALID_PARAMS] * len(keys)
-        return self._put_columns(keys, addresses, sizes, config, is_upsert=is_upsert)
 
     def _put_columns(
         self,

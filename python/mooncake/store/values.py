@@ -1,4 +1,5 @@
 """Puts and gets of values: a value is a bytes-like object."""
+# ruff: noqa: D417 - `variants` takes the decision out of the arguments
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Sequence
 from mooncake._api.buffers import check_value
 from mooncake._hints import Readable
 from mooncake._runtime import Buffer as BufferHandle, _native
+from mooncake._variants import variants
 from mooncake.errors import MooncakeError
 from mooncake.store.base import StoreBase
 from mooncake.store.batch import Key, as_bytes, as_codes, check_lists, contiguous, invalid_argument
@@ -53,10 +55,14 @@ class ValueCalls(StoreBase):
         check_value(value)
         return self._put([key], [value], config, is_upsert=True)[0]
 
-    def put_batch(
-        self, keys: Sequence[Key], values: Sequence[Readable], config: ReplicateConfig | None = None
+    def _put_all(
+        self,
+        is_upsert: bool,
+        keys: Sequence[Key],
+        values: Sequence[Readable],
+        config: ReplicateConfig | None = None,
     ) -> int:
-        """Store many objects. Existing objects are kept, which counts as success.
+        """Store many objects{existing objects}.
 
         Args:
             keys: Keys of the objects.
@@ -64,27 +70,36 @@ class ValueCalls(StoreBase):
             config: Number of copies, pins and placement.
 
         Returns:
-            0, or the first failure.
+            0{, also if objects are kept,|} or the first failure.
         """
-        return self._put_all(keys, values, config, is_upsert=False)
+        check_lists(keys, values)
+        if len(keys) != len(values):
+            return invalid_argument(
+                f"the lists differ in length keys={len(keys)} values={len(values)}"
+            ).code
 
-    def upsert_batch(
-        self, keys: Sequence[Key], values: Sequence[Readable], config: ReplicateConfig | None = None
+        def call(native: _native.Store) -> tuple[list[int], MooncakeError | None]:
+            options = put_options(config)
+            try:
+                return _native.put_values(native, keys, values, options, is_upsert)
+            except MooncakeError:
+                raise
+            except _UNREADABLE:
+                copies = [contiguous(value) for value in values]
+                return _native.put_values(native, keys, copies, options, is_upsert)
+
+        try:
+            codes = self._call_codes(len(keys), call)
+        except _native.ObjectItemsError as error:
+            return invalid_argument(str(error)).code
+        return next((code for code in codes if code != OK), OK)
+
+    put_batch, upsert_batch = variants(_put_all, "put_batch", "upsert_batch")
+
+    def _put_parts(
+        self, is_upsert: bool, key: Key, *parts: Readable, config: ReplicateConfig | None = None
     ) -> int:
-        """Store many objects, replacing existing ones.
-
-        Args:
-            keys: Keys of the objects.
-            values: One value for each key; none may be empty.
-            config: Number of copies, pins and placement.
-
-        Returns:
-            0, or the first failure.
-        """
-        return self._put_all(keys, values, config, is_upsert=True)
-
-    def put_parts(self, key: Key, *parts: Readable, config: ReplicateConfig | None = None) -> int:
-        """Store the concatenation of parts under a key.
+        """Store the concatenation of parts under a key{|, replacing an existing object}.
 
         Args:
             key: Key of the object.
@@ -97,22 +112,14 @@ class ValueCalls(StoreBase):
         Raises:
             RuntimeError: A part is not one-dimensional or its items are not bytes.
         """
-        return self._put_parts(key, parts, config, is_upsert=False)
+        views = [memoryview(part) for part in parts]
+        if any(view.ndim != 1 or view.itemsize != 1 for view in views):
+            raise RuntimeError("parts must be 1-D bytes-like")
+        if self._native is not None and all(view.nbytes == 0 for view in views):
+            return self._skip_empty(key)
+        return self._put([key], [[*map(contiguous, views)]], config, is_upsert=is_upsert)[0]
 
-    def upsert_parts(
-        self, key: Key, *parts: Readable, config: ReplicateConfig | None = None
-    ) -> int:
-        """Store the concatenation of parts under a key, replacing an existing object.
-
-        Args:
-            key: Key of the object.
-            parts: One-dimensional bytes-like objects; empty ones are skipped.
-            config: Number of copies, pins and placement.
-
-        Returns:
-            0 (also if there was nothing to store), or a negative number.
-        """
-        return self._put_parts(key, parts, config, is_upsert=True)
+    put_parts, upsert_parts = variants(_put_parts, "put_parts", "upsert_parts")
 
     def get(self, key: Key) -> bytes:
         """Return the bytes of an object; ``b""`` if it does not exist or could not be read."""
@@ -161,48 +168,3 @@ class ValueCalls(StoreBase):
             return as_codes(self._call_batch(len(keys), call))
         except _native.ObjectItemsError as error:
             return [invalid_argument(str(error)).code] * len(keys)
-
-    def _put_all(
-        self,
-        keys: Sequence[Key],
-        values: Sequence[Readable],
-        config: ReplicateConfig | None,
-        *,
-        is_upsert: bool,
-    ) -> int:
-        check_lists(keys, values)
-        if len(keys) != len(values):
-            return invalid_argument(
-                f"the lists differ in length keys={len(keys)} values={len(values)}"
-            ).code
-
-        def call(native: _native.Store) -> tuple[list[int], MooncakeError | None]:
-            options = put_options(config)
-            try:
-                return _native.put_values(native, keys, values, options, is_upsert)
-            except MooncakeError:
-                raise
-            except _UNREADABLE:
-                copies = [contiguous(value) for value in values]
-                return _native.put_values(native, keys, copies, options, is_upsert)
-
-        try:
-            codes = self._call_codes(len(keys), call)
-        except _native.ObjectItemsError as error:
-            return invalid_argument(str(error)).code
-        return next((code for code in codes if code != OK), OK)
-
-    def _put_parts(
-        self,
-        key: Key,
-        parts: Sequence[Readable],
-        config: ReplicateConfig | None,
-        *,
-        is_upsert: bool,
-    ) -> int:
-        views = [memoryview(part) for part in parts]
-        if any(view.ndim != 1 or view.itemsize != 1 for view in views):
-            raise RuntimeError("parts must be 1-D bytes-like")
-        if self._native is not None and all(view.nbytes == 0 for view in views):
-            return self._skip_empty(key)
-        return self._put([key], [[*map(contiguous, views)]], config, is_upsert=is_upsert)[0]

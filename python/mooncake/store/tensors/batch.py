@@ -1,4 +1,5 @@
 """Puts and gets of many tensors in one call."""
+# ruff: noqa: D417 - `variants` takes the decision out of the arguments
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Sequence
 
 from mooncake._aliases import accept_aliases
 from mooncake._hints import torch
+from mooncake._variants import variants
 from mooncake.store.batch import Key
 from mooncake.store.config import ReplicateConfig
 from mooncake.store.tensors.base import TensorBase
@@ -18,14 +20,14 @@ class BatchTensorCalls(TensorBase):
 
     __slots__ = ()
 
-    @accept_aliases(tensors="tensors_list")
-    def batch_put_tensor(
+    def _batch_put_tensor(
         self,
+        is_upsert: bool,
         keys: Sequence[Key],
         tensors_list: Sequence[torch.Tensor],
         config: ReplicateConfig | None = None,
     ) -> list[int]:
-        """Store many tensors. Existing objects are kept, which counts as success.
+        """Store many tensors{existing objects}.
 
         Args:
             keys: Keys of the objects.
@@ -33,9 +35,17 @@ class BatchTensorCalls(TensorBase):
             config: Number of copies, pins and placement.
 
         Returns:
-            For each key 0 or a negative number; -600 for all if the lists differ in length.
+            For each key 0{, also if an object is kept,|} or a negative number; -600 for all if the
+            lists differ in length.
         """
-        return self._put_tensors(keys, tensors_list, config)
+        return self._put_tensors(keys, tensors_list, config, is_upsert=is_upsert)
+
+    batch_put_tensor, batch_upsert_tensor = variants(
+        _batch_put_tensor, "batch_put_tensor", "batch_upsert_tensor", tensors="tensors_list"
+    )
+    batch_pub_tensor, batch_upsert_pub_tensor = variants(
+        _batch_put_tensor, "batch_pub_tensor", "batch_upsert_pub_tensor", tensors="tensors_list"
+    )
 
     @accept_aliases(base_keys="keys")
     def batch_get_tensor(self, keys: Sequence[Key]) -> list[torch.Tensor | None]:
@@ -48,60 +58,3 @@ class BatchTensorCalls(TensorBase):
             ImportError: torch is not installed.
         """
         return self._get_tensors(keys)
-
-    @accept_aliases(tensors="tensors_list")
-    def batch_pub_tensor(
-        self,
-        keys: Sequence[Key],
-        tensors_list: Sequence[torch.Tensor],
-        config: ReplicateConfig | None = None,
-    ) -> list[int]:
-        """Store many tensors as `batch_put_tensor` does.
-
-        Args:
-            keys: Keys of the objects.
-            tensors_list: A tensor for each key; also named ``tensors``.
-            config: Number of copies, pins and placement.
-
-        Returns:
-            For each key 0 or a negative number.
-        """
-        return self._put_tensors(keys, tensors_list, config)
-
-    @accept_aliases(tensors="tensors_list")
-    def batch_upsert_tensor(
-        self,
-        keys: Sequence[Key],
-        tensors_list: Sequence[torch.Tensor],
-        config: ReplicateConfig | None = None,
-    ) -> list[int]:
-        """Store many tensors, replacing existing objects.
-
-        Args:
-            keys: Keys of the objects.
-            tensors_list: A tensor for each key, as for `put_tensor`; also named ``tensors``.
-            config: Number of copies, pins and placement.
-
-        Returns:
-            For each key 0 or a negative number; -600 for all if the lists differ in length.
-        """
-        return self._put_tensors(keys, tensors_list, config, is_upsert=True)
-
-    @accept_aliases(tensors="tensors_list")
-    def batch_upsert_pub_tensor(
-        self,
-        keys: Sequence[Key],
-        tensors_list: Sequence[torch.Tensor],
-        config: ReplicateConfig | None = None,
-    ) -> list[int]:
-        """Store many tensors as `batch_upsert_tensor` does.
-
-        Args:
-            keys: Keys of the objects.
-            tensors_list: A tensor for each key; also named ``tensors``.
-            config: Number of copies, pins and placement.
-
-        Returns:
-            For each key 0 or a negative number.
-        """
-        return self._put_tensors(keys, tensors_list, config, is_upsert=True)

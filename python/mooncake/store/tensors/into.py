@@ -1,4 +1,5 @@
 """Tensors in the caller's memory: as serialized objects at addresses, or as tensors to fill."""
+# ruff: noqa: D417 - `variants` takes the decision out of the arguments
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake._aliases import accept_aliases
 from mooncake._hints import torch
+from mooncake._variants import variants
 from mooncake.store.batch import Key, as_numbers, check_lists, have_same_length, invalid_argument
 from mooncake.store.codes import INVALID_PARAMS
 from mooncake.store.tensors.base import TensorBase, tensor_memory
@@ -67,8 +69,8 @@ class TensorBufferCalls(TensorBase):
             return [INVALID_PARAMS] * len(keys)
         return self._get_tensors_into(keys, buffer_ptrs, sizes)
 
-    def put_tensor_from(self, key: Key, buffer_ptr: int, size: int) -> int:
-        """Store a serialized tensor from memory. An existing object is kept.
+    def _put_tensor_from(self, is_upsert: bool, key: Key, buffer_ptr: int, size: int) -> int:
+        """Store a serialized tensor from memory{an existing object}.
 
         Args:
             key: Key of the object.
@@ -79,25 +81,20 @@ class TensorBufferCalls(TensorBase):
             0, or a negative number: -600 if the memory does not hold a tensor of exactly that
             length.
         """
-        return self._put_tensors_from([key], [buffer_ptr], [size])[0]
+        return self._put_tensors_from([key], [buffer_ptr], [size], is_upsert=is_upsert)[0]
 
-    def upsert_tensor_from(self, key: Key, buffer_ptr: int, size: int) -> int:
-        """Store a serialized tensor from memory, replacing an existing object.
+    put_tensor_from, upsert_tensor_from = variants(
+        _put_tensor_from, "put_tensor_from", "upsert_tensor_from"
+    )
 
-        Args:
-            key: Key of the object.
-            buffer_ptr: Address of the metadata, which the elements follow.
-            size: Length of both together.
-
-        Returns:
-            0, or a negative number.
-        """
-        return self._put_tensors_from([key], [buffer_ptr], [size], is_upsert=True)[0]
-
-    def batch_put_tensor_from(
-        self, keys: Sequence[Key], buffer_ptrs: Sequence[int], sizes: Sequence[int]
+    def _batch_put_tensor_from(
+        self,
+        is_upsert: bool,
+        keys: Sequence[Key],
+        buffer_ptrs: Sequence[int],
+        sizes: Sequence[int],
     ) -> list[int]:
-        """Store many serialized tensors from memory. Existing objects are kept.
+        """Store many serialized tensors from memory{existing objects}.
 
         Args:
             keys: Keys of the objects.
@@ -107,22 +104,11 @@ class TensorBufferCalls(TensorBase):
         Returns:
             For each key 0 or a negative number; -600 for all if the lists differ in length.
         """
-        return self._put_tensors_from(keys, buffer_ptrs, sizes)
+        return self._put_tensors_from(keys, buffer_ptrs, sizes, is_upsert=is_upsert)
 
-    def batch_upsert_tensor_from(
-        self, keys: Sequence[Key], buffer_ptrs: Sequence[int], sizes: Sequence[int]
-    ) -> list[int]:
-        """Store many serialized tensors from memory, replacing existing objects.
-
-        Args:
-            keys: Keys of the objects.
-            buffer_ptrs: Address of each serialized tensor.
-            sizes: Length of each serialized tensor.
-
-        Returns:
-            For each key 0 or a negative number; -600 for all if the lists differ in length.
-        """
-        return self._put_tensors_from(keys, buffer_ptrs, sizes, is_upsert=True)
+    batch_put_tensor_from, batch_upsert_tensor_from = variants(
+        _batch_put_tensor_from, "batch_put_tensor_from", "batch_upsert_tensor_from"
+    )
 
     def get_tensor_into_cuda(self, key: Key, tensor: torch.Tensor) -> int:
         """Read the elements of a tensor into an existing tensor.

@@ -1,4 +1,5 @@
 """Tensors with axes of parallelism: upstream's calls over the operations of `mooncake.tensor`."""
+# ruff: noqa: D417 - `variants` takes the decision out of the arguments
 
 from __future__ import annotations
 
@@ -6,10 +7,10 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mooncake._aliases import accept_aliases
 from mooncake._api.values import encoded
 from mooncake._hints import torch
 from mooncake._runtime import _native
+from mooncake._variants import variants
 from mooncake.errors import MooncakeError
 from mooncake.store.batch import Key, as_codes, check_lists, have_same_length, invalid_argument
 from mooncake.store.codes import INVALID_PARAMS
@@ -38,15 +39,16 @@ class ParallelTensorCalls(TensorBase):
 
     # Writes
 
-    def put_tensor_with_parallelism(
+    def _put_shard(
         self,
+        is_upsert: bool,
         key: Key,
         tensor: torch.Tensor,
         parallelism: Any = None,
         config: ReplicateConfig | None = None,
         writer_partition: Any = None,
     ) -> int:
-        """Store a tensor or one shard of it. An existing object is kept.
+        """Store a tensor or one shard of it{an existing object}.
 
         Args:
             key: Key of the tensor.
@@ -61,20 +63,23 @@ class ParallelTensorCalls(TensorBase):
         Returns:
             0, or a negative number: -600 if the axes are invalid, or do not divide the tensor.
         """
-        return self.batch_put_tensor_with_parallelism(
-            [key], [tensor], [parallelism], config, [writer_partition]
-        )[0]
+        lists = ([tensor], [parallelism], [writer_partition])
+        return self._put_parallel([key], *lists, config, is_upsert=is_upsert)[0]
 
-    @accept_aliases(tensors="tensors_list")
-    def batch_put_tensor_with_parallelism(
+    put_tensor_with_parallelism, upsert_tensor_with_parallelism = variants(
+        _put_shard, "put_tensor_with_parallelism", "upsert_tensor_with_parallelism"
+    )
+
+    def _put_tensor_shards(
         self,
+        is_upsert: bool,
         keys: Sequence[Key],
         tensors_list: Sequence[torch.Tensor],
         parallelisms: Any = None,
         config: ReplicateConfig | None = None,
         writer_partitions: Any = None,
     ) -> list[int]:
-        """Store many tensors or shards in one batch. Existing objects are kept.
+        """Store many tensors or shards in one batch{existing objects}.
 
         Args:
             keys: Keys of the tensors.
@@ -88,59 +93,18 @@ class ParallelTensorCalls(TensorBase):
             For each key 0 or a negative number; -600 for all if the lists differ in length.
         """
         lists = (tensors_list, parallelisms, writer_partitions)
-        return self._put_parallel(keys, *lists, config, is_upsert=False)
+        return self._put_parallel(keys, *lists, config, is_upsert=is_upsert)
 
-    def upsert_tensor_with_parallelism(
+    batch_put_tensor_with_parallelism, batch_upsert_tensor_with_parallelism = variants(
+        _put_tensor_shards,
+        "batch_put_tensor_with_parallelism",
+        "batch_upsert_tensor_with_parallelism",
+        tensors="tensors_list",
+    )
+
+    def _put_shard_from(
         self,
-        key: Key,
-        tensor: torch.Tensor,
-        parallelism: Any = None,
-        config: ReplicateConfig | None = None,
-        writer_partition: Any = None,
-    ) -> int:
-        """Store a tensor or one shard of it, replacing an existing object.
-
-        Args:
-            key: Key of the tensor.
-            tensor: As for `put_tensor_with_parallelism`.
-            parallelism: A `TensorParallelism`, or None.
-            config: Number of copies, pins and placement.
-            writer_partition: As for `put_tensor_with_parallelism`.
-
-        Returns:
-            0, or a negative number.
-        """
-        return self.batch_upsert_tensor_with_parallelism(
-            [key], [tensor], [parallelism], config, [writer_partition]
-        )[0]
-
-    @accept_aliases(tensors="tensors_list")
-    def batch_upsert_tensor_with_parallelism(
-        self,
-        keys: Sequence[Key],
-        tensors_list: Sequence[torch.Tensor],
-        parallelisms: Any = None,
-        config: ReplicateConfig | None = None,
-        writer_partitions: Any = None,
-    ) -> list[int]:
-        """Store many tensors or shards in one batch, replacing existing objects.
-
-        Args:
-            keys: Keys of the tensors.
-            tensors_list: A tensor for each key, as for `put_tensor_with_parallelism`; also named
-                ``tensors``.
-            parallelisms: For each key a `TensorParallelism` or None.
-            config: Number of copies, pins and placement; its groups are one for each tensor.
-            writer_partitions: For each key a writer partition or None.
-
-        Returns:
-            For each key 0 or a negative number; -600 for all if the lists differ in length.
-        """
-        lists = (tensors_list, parallelisms, writer_partitions)
-        return self._put_parallel(keys, *lists, config, is_upsert=True)
-
-    def put_tensor_with_parallelism_from(
-        self,
+        is_upsert: bool,
         key: Key,
         buffer_ptr: int,
         size: int,
@@ -148,7 +112,7 @@ class ParallelTensorCalls(TensorBase):
         config: ReplicateConfig | None = None,
         writer_partition: Any = None,
     ) -> int:
-        """Store a serialized whole tensor from memory, or shards of it. Existing objects are kept.
+        """Store a serialized whole tensor from memory, or shards of it{existing objects}.
 
         Args:
             key: Key of the tensor.
@@ -163,12 +127,16 @@ class ParallelTensorCalls(TensorBase):
             0, or a negative number: -600 if the memory does not hold a tensor of exactly that
             length.
         """
-        return self.batch_put_tensor_with_parallelism_from(
-            [key], [buffer_ptr], [size], [parallelism], config, [writer_partition]
-        )[0]
+        lists = ([buffer_ptr], [size], [parallelism], [writer_partition])
+        return self._put_parallel_from([key], *lists, config, is_upsert=is_upsert)[0]
 
-    def batch_put_tensor_with_parallelism_from(
+    put_tensor_with_parallelism_from, upsert_tensor_with_parallelism_from = variants(
+        _put_shard_from, "put_tensor_with_parallelism_from", "upsert_tensor_with_parallelism_from"
+    )
+
+    def _put_tensor_shards_from(
         self,
+        is_upsert: bool,
         keys: Sequence[Key],
         buffer_ptrs: Sequence[int],
         sizes: Sequence[int],
@@ -176,7 +144,7 @@ class ParallelTensorCalls(TensorBase):
         config: ReplicateConfig | None = None,
         writer_partitions: Any = None,
     ) -> list[int]:
-        """Store many serialized whole tensors from memory, or shards of them.
+        """Store many serialized whole tensors from memory, or shards of them{existing objects}.
 
         Args:
             keys: Keys of the tensors.
@@ -190,58 +158,13 @@ class ParallelTensorCalls(TensorBase):
             For each key 0 or a negative number; -600 for all if the lists differ in length.
         """
         lists = (buffer_ptrs, sizes, parallelisms, writer_partitions)
-        return self._put_parallel_from(keys, *lists, config, is_upsert=False)
+        return self._put_parallel_from(keys, *lists, config, is_upsert=is_upsert)
 
-    def upsert_tensor_with_parallelism_from(
-        self,
-        key: Key,
-        buffer_ptr: int,
-        size: int,
-        parallelism: Any = None,
-        config: ReplicateConfig | None = None,
-        writer_partition: Any = None,
-    ) -> int:
-        """Store a serialized whole tensor from memory, or shards of it, replacing existing objects.
-
-        Args:
-            key: Key of the tensor.
-            buffer_ptr: Address of the metadata, which the elements follow.
-            size: Length of both together.
-            parallelism: As for `put_tensor_with_parallelism_from`.
-            config: Number of copies, pins and placement.
-            writer_partition: As for `put_tensor_with_parallelism`.
-
-        Returns:
-            0, or a negative number.
-        """
-        return self.batch_upsert_tensor_with_parallelism_from(
-            [key], [buffer_ptr], [size], [parallelism], config, [writer_partition]
-        )[0]
-
-    def batch_upsert_tensor_with_parallelism_from(
-        self,
-        keys: Sequence[Key],
-        buffer_ptrs: Sequence[int],
-        sizes: Sequence[int],
-        parallelisms: Any = None,
-        config: ReplicateConfig | None = None,
-        writer_partitions: Any = None,
-    ) -> list[int]:
-        """Store many serialized whole tensors, or shards of them, replacing existing objects.
-
-        Args:
-            keys: Keys of the tensors.
-            buffer_ptrs: Address of each serialized tensor.
-            sizes: Length of each serialized tensor.
-            parallelisms: For each key a `TensorParallelism` or None.
-            config: Number of copies, pins and placement; its groups are one for each tensor.
-            writer_partitions: For each key a writer partition or None.
-
-        Returns:
-            For each key 0 or a negative number; -600 for all if the lists differ in length.
-        """
-        lists = (buffer_ptrs, sizes, parallelisms, writer_partitions)
-        return self._put_parallel_from(keys, *lists, config, is_upsert=True)
+    batch_put_tensor_with_parallelism_from, batch_upsert_tensor_with_parallelism_from = variants(
+        _put_tensor_shards_from,
+        "batch_put_tensor_with_parallelism_from",
+        "batch_upsert_tensor_with_parallelism_from",
+    )
 
     # Reads
 

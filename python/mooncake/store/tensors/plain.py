@@ -1,8 +1,10 @@
 """Puts and gets of one tensor."""
+# ruff: noqa: D417 - `variants` takes the decision out of the arguments
 
 from __future__ import annotations
 
 from mooncake._hints import torch
+from mooncake._variants import variants
 from mooncake.store.batch import Key
 from mooncake.store.config import ReplicateConfig
 from mooncake.store.tensors.base import TensorBase
@@ -15,10 +17,14 @@ class PlainTensorCalls(TensorBase):
 
     __slots__ = ()
 
-    def put_tensor(
-        self, key: Key, tensor: torch.Tensor, config: ReplicateConfig | None = None
+    def _put_tensor(
+        self,
+        is_upsert: bool,
+        key: Key,
+        tensor: torch.Tensor,
+        config: ReplicateConfig | None = None,
     ) -> int:
-        """Store a tensor under a key. An existing object is kept, which counts as success.
+        """Store a tensor under a key{an existing object}.
 
         Args:
             key: Key of the object.
@@ -27,10 +33,14 @@ class PlainTensorCalls(TensorBase):
             config: Number of copies, pins and placement.
 
         Returns:
-            0, or a negative number: -600 if the tensor cannot be stored; the log and
-            `mooncake.last_error()` have the reason.
+            0{, also if an object is kept,|} or a negative number: -600 if the tensor cannot be
+            stored; the log and `mooncake.last_error()` have the reason. An old object, of whatever
+            shape and dtype, is kept after a failure.
         """
-        return self._put_tensors([key], [tensor], config)[0]
+        return self._put_tensors([key], [tensor], config, is_upsert=is_upsert)[0]
+
+    put_tensor, upsert_tensor = variants(_put_tensor, "put_tensor", "upsert_tensor")
+    pub_tensor, upsert_pub_tensor = variants(_put_tensor, "pub_tensor", "upsert_pub_tensor")
 
     def get_tensor(self, key: Key) -> torch.Tensor | None:
         """Return a tensor, which owns its memory on the host; None if there is none.
@@ -42,48 +52,3 @@ class PlainTensorCalls(TensorBase):
             ImportError: torch is not installed.
         """
         return self._get_tensors([key])[0]
-
-    def pub_tensor(
-        self, key: Key, tensor: torch.Tensor, config: ReplicateConfig | None = None
-    ) -> int:
-        """Store a tensor as `put_tensor` does.
-
-        Args:
-            key: Key of the object.
-            tensor: The tensor.
-            config: Number of copies, pins and placement.
-
-        Returns:
-            0, or a negative number.
-        """
-        return self._put_tensors([key], [tensor], config)[0]
-
-    def upsert_tensor(
-        self, key: Key, tensor: torch.Tensor, config: ReplicateConfig | None = None
-    ) -> int:
-        """Store a tensor under a key, replacing an existing object of any shape and dtype.
-
-        Args:
-            key: Key of the object.
-            tensor: The tensor, as for `put_tensor`.
-            config: Number of copies, pins and placement.
-
-        Returns:
-            0, or a negative number; the old object is kept after a failure.
-        """
-        return self._put_tensors([key], [tensor], config, is_upsert=True)[0]
-
-    def upsert_pub_tensor(
-        self, key: Key, tensor: torch.Tensor, config: ReplicateConfig | None = None
-    ) -> int:
-        """Store a tensor as `upsert_tensor` does.
-
-        Args:
-            key: Key of the object.
-            tensor: The tensor.
-            config: Number of copies, pins and placement.
-
-        Returns:
-            0, or a negative number.
-        """
-        return self._put_tensors([key], [tensor], config, is_upsert=True)[0]
