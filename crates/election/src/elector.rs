@@ -123,6 +123,11 @@ impl Elector {
         self.shared.known.lock().snapshot.leader.clone()
     }
 
+    /// The highest view that the log or the service told.
+    pub fn view_max(&self) -> View {
+        self.shared.election.lock().view_max()
+    }
+
     /// Address of the service for messages.
     pub fn service_address(&self) -> String {
         self.shared.service.address()

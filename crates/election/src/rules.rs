@@ -404,6 +404,11 @@ impl Election {
         }
     }
 
+    /// The highest view that the log or the service told.
+    pub const fn view_max(&self) -> View {
+        self.view_max
+    }
+
     /// The role at this moment.
     pub fn role(&self, now: Moment) -> Role {
         match &self.phase {
@@ -500,14 +505,20 @@ impl Election {
         self.overrules_others
     }
 
-    /// Takes the lead, unless the lease is over already or its view is not above all others.
+    /// Takes the lead, unless the lease is over already, its view is not above all others, or another
+    /// member has changes that this one may lack: the attempt may be one of before it gave up its log.
     fn lead(&mut self, lease: Lease, set: InSyncSet, sent: Moment, now: Moment) {
-        let is_new = lease.view > self.view_max;
         let valid_until = self.valid_until(sent);
-        if !is_new || valid_until.has_passed(now) {
-            self.obstacle = if is_new { Obstacle::Unknown } else { Obstacle::ViewTooLow };
+        let obstacle = if lease.view <= self.view_max {
+            Some(Obstacle::ViewTooLow)
+        } else if !self.is_complete && set.members.len() > 1 {
+            Some(Obstacle::MayLackChanges)
+        } else {
+            valid_until.has_passed(now).then_some(Obstacle::Unknown)
+        };
+        if let Some(obstacle) = obstacle {
             self.to_release = Some(lease);
-            return self.wait_for_change(self.obstacle, now);
+            return self.wait_for_change(obstacle, now);
         }
         self.view_max = lease.view;
         self.forced = None;

@@ -159,10 +159,9 @@ impl Service {
             }
             _ => self.execute_logged(request, origin),
         };
-        if let Some(journal) = self.shared.journal() {
-            journal.wait_durable(executed.position);
-        }
-        self.finished(executed)
+        let log = self.shared.journal();
+        let outcome = log.map_or_else(|| Ok(()), |log| log.wait_durable(executed.position));
+        self.finished(executed.response, outcome)
     }
 
     /// Executes one call.

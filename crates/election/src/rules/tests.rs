@@ -212,6 +212,22 @@ fn attempt_whose_answer_was_lost_is_confirmed_by_a_renewal() {
 }
 
 #[test]
+fn late_attempt_of_a_member_that_gave_its_log_up_is_given_back() {
+    let mut service = service_with(&["a", "b"]);
+    let mut a = election("a", History::None);
+    let Step::Call(read) = a.poll(at(0)) else { panic!("a read comes first") };
+    a.answer(read.number, service.carry_out(&read.request, at(0)), at(0));
+    let Step::Call(acquire) = a.poll(at(1)) else { panic!("an attempt follows") };
+    a.answer(acquire.number, Answer::Failed, at(2));
+    a.set_complete(false, at(2));
+    // The service carries the attempt out after all.
+    service.carry_out(&acquire.request, at(3));
+    settle(&mut a, &mut service, at(20));
+    assert_eq!(a.role(at(20)), Role::Follower(Obstacle::MayLackChanges));
+    assert_eq!(service.snapshot(at(20)).leader, None);
+}
+
+#[test]
 fn follower_tries_as_soon_as_the_watch_tells() {
     let mut service = service_with(&["a"]);
     let mut a = election("a", History::None);

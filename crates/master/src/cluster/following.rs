@@ -246,11 +246,20 @@ impl Shared {
             level: RecordLevel::PRESENT.0,
         };
         channel.send(&FromStandby { attach: Some(attach), confirm: None })?;
-        match channel.receive::<FromLeader>()? {
-            FromLeader { attached: Some(attached), .. } => Ok(attached),
-            FromLeader { refusal: Some(refusal), .. } => Err((&refusal).into()),
-            _ => Err(malformed()),
+        let attached = match channel.receive::<FromLeader>()? {
+            FromLeader { attached: Some(attached), .. } => attached,
+            FromLeader { refusal: Some(refusal), .. } => return Err((&refusal).into()),
+            _ => return Err(malformed()),
+        };
+        let followed = self.membership.lock().views().last().map_or(0, |start| start.view);
+        let known = self.cluster.elector.view_max().0.max(followed);
+        if attached.view < known {
+            let text = "that master led in an earlier view; its log is not followed";
+            return Err(Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS, text)
+                .with("view", attached.view)
+                .with("known_view", known));
         }
+        Ok(attached)
     }
 
     /// Brings the log to where the leader begins to send frames.

@@ -358,8 +358,8 @@ impl MemberThread {
     fn end_term(&self, service: &Service, source: &LogSource, running: RunningService) {
         // From here on nothing is answered any more.
         service.shared().end(not_leader(None));
-        self.server.stop_service(running);
         source.close();
+        self.server.stop_service(running);
         // Calls that still hold the service write nothing any more.
         if let Some(journal) = service.shared().journal() {
             journal.retire();

@@ -97,6 +97,43 @@ mod tests {
     }
 
     #[test]
+    fn log_that_is_synced_before_it_is_confirmed_lacks_nothing_after_a_crash() {
+        for (sync, is_complete) in [(LogSync::Always, true), (LogSync::Never, false)] {
+            let disk = SimulatedDisk::default();
+            let open = || {
+                let directory = Arc::new(Directory::on(Arc::new(disk.clone())));
+                let mut membership = Membership::open(Arc::clone(&directory)).unwrap();
+                let log = open(directory, sync, &mut membership).unwrap();
+                (log, membership)
+            };
+            let (log, mut membership) = open();
+            let term = NewTerm {
+                view: View(1),
+                required: BTreeSet::new(),
+                overrules_others: false,
+                clock: SystemClock::shared(),
+            };
+            let journal = lead(log, &mut membership, term).unwrap().journal;
+            let append = || {
+                journal.append(|into| {
+                    crate::state::Effect::Quota { tenant: "tenant", bytes: None }.encode(into);
+                    1
+                })
+            };
+            journal.wait_durable(append()).unwrap();
+            let confirmed_end = journal.end_frame();
+            append();
+            journal.write_only();
+            drop(journal);
+            // A part of the last frame reached the disk.
+            disk.lose_power(&mut |below| below / 2);
+            let (log, membership) = open();
+            assert_eq!(membership.is_complete(), is_complete, "{sync:?}");
+            assert!(!is_complete || log.place().1 == confirmed_end);
+        }
+    }
+
+    #[test]
     fn log_that_was_completed_since_the_crash_stays_complete() {
         const SYNC: LogSync = LogSync::Interval(std::time::Duration::from_secs(3600));
         let disk = SimulatedDisk::default();

@@ -25,7 +25,7 @@ use mooncake_proto::{
 use super::{
     channel::{Channel, Closer, KEEPALIVE, Sender},
     counts::LogCounts,
-    lease_notes,
+    lease_notes, not_leader,
     views::LogHistory,
 };
 use crate::{
@@ -189,6 +189,9 @@ impl LogSource {
 
     fn attach(&self, channel: &mut Channel, attach: &Attach) -> Result<()> {
         let journal = self.service.shared().journal().ok_or_else(|| Error::internal("no log"))?;
+        if !self.service.shared().may_answer() {
+            return Err(not_leader(None));
+        }
         if attach.member == self.member {
             let text = "the standby has the id of the leader: its state directory is a copy; give it an \
                         empty one";

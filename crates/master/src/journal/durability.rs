@@ -8,7 +8,7 @@ use std::{
 };
 
 use mooncake_base::{
-    Clock, Error, Moment, SystemClock,
+    Clock, Error, Moment, Result, SystemClock,
     sync::{Condvar, MutexGuard},
 };
 
@@ -19,9 +19,13 @@ pub(super) const NOTHING_WAITS: u64 = u64::MAX;
 
 impl Journal {
     /// Waits until everything up to the position is written, and synced if [`LogSync::Always`] is
-    /// set. Returns at once if it is, or if the log is broken: the master then continues without
-    /// the log. Writes and syncs on the calling thread, which a disk that hangs holds.
-    pub fn wait_durable(&self, position: u64) {
+    /// set, and until all in-sync standbys have it. Returns at once if it is, or if the log is broken:
+    /// the master then continues without the log. Writes and syncs on the calling thread, which a disk
+    /// that hangs holds.
+    ///
+    /// # Errors
+    /// A standby that must have a change does not confirm it: see [`outcome`](Self::outcome).
+    pub fn wait_durable(&self, position: u64) -> Result<()> {
         self.wait_written(position);
         while self.sync == LogSync::Always && self.disk_position() < position {
             // The lock is free when the sync of another thread has ended.
@@ -29,7 +33,7 @@ impl Journal {
                 break;
             }
         }
-        self.wait_confirmed(position);
+        self.wait_confirmed(position)
     }
 
     pub(super) fn wait_written(&self, position: u64) {
@@ -47,13 +51,16 @@ impl Journal {
     /// maintenance thread writes or syncs.
     ///
     /// Cancel-safe.
-    pub(crate) async fn durable(&self, position: u64) {
+    ///
+    /// # Errors
+    /// As [`wait_durable`](Self::wait_durable).
+    pub(crate) async fn durable(&self, position: u64) -> Result<()> {
         loop {
             let mut progress = pin!(self.progress.notified());
             // Progress from here on is noticed.
             progress.as_mut().enable();
-            if self.is_durable(position) {
-                return;
+            if let Some(outcome) = self.outcome(position) {
+                return outcome;
             }
             match self.sync {
                 LogSync::Always if self.disk_position() < position => self.sync_requests.request(),
@@ -67,11 +74,32 @@ impl Journal {
         }
     }
 
-    /// Returns whether an answer need not wait for the position.
+    /// Returns whether an answer need not wait for the position, whatever it says then.
     pub fn is_durable(&self, position: u64) -> bool {
-        self.written.load(Ordering::Acquire) >= position
-            && (self.followers.confirmed() >= position || self.is_given_up())
-            && (self.sync != LogSync::Always || self.synced_position() >= position)
+        self.outcome(position).is_some()
+    }
+
+    /// Returns how the wait for a position has ended; `None` while it goes on. An answer says what is
+    /// returned here: later, a standby that never confirmed the change may be waited for again, or not
+    /// be needed any more.
+    ///
+    /// It is an error if a standby that must have the change has not confirmed it, and it is not known
+    /// when it will. After the fatal error, which every answer tells, nothing is waited for.
+    pub(crate) fn outcome(&self, position: u64) -> Option<Result<()>> {
+        let is_written = self.written.load(Ordering::Acquire) >= position
+            && (self.sync != LogSync::Always || self.disk_position() >= position);
+        if is_written { self.confirmation(position) } else { None }
+    }
+
+    /// Returns how the wait for the standbys has ended; `None` while it goes on.
+    fn confirmation(&self, position: u64) -> Option<Result<()>> {
+        if self.followers.confirmed() >= position || self.fatal.is_raised() {
+            return Some(Ok(()));
+        }
+        if !self.is_stuck.load(Ordering::Acquire) {
+            return None;
+        }
+        self.stuck.lock().clone().map(Err)
     }
 
     /// Returns the position up to which answers need not wait; `None` if they wait only until the log is
@@ -108,26 +136,20 @@ impl Journal {
 
     /// Waits until all in-sync standbys have everything up to the position. Reads their confirmations, as
     /// far as no other thread does.
-    fn wait_confirmed(&self, position: u64) {
-        while self.waits_for_standby(position) {
+    fn wait_confirmed(&self, position: u64) -> Result<()> {
+        loop {
+            if let Some(outcome) = self.confirmation(position) {
+                return outcome;
+            }
             // Held during the search: that another thread ends its reading is noticed after it.
             let mut waiters = self.sync_waiters.lock();
             if let Some(unread) = self.followers.unread(position) {
                 drop(waiters);
                 unread.read_up_to(position, self);
-            } else if self.waits_for_standby(position) {
+            } else if self.confirmation(position).is_none() {
                 wait(&self.wakes_sync_waiters, &mut waiters, RECHECK);
             }
         }
-    }
-
-    fn waits_for_standby(&self, position: u64) -> bool {
-        self.followers.confirmed() < position && !self.is_given_up()
-    }
-
-    /// Returns whether nothing waits for standbys any more: the master must end, or changes fail.
-    fn is_given_up(&self) -> bool {
-        self.is_stuck.load(Ordering::Acquire) || self.fatal.is_raised()
     }
 
     /// Makes changes that lack a standby fail with this error, or wait for it again.
@@ -137,15 +159,6 @@ impl Journal {
         *stuck = error;
         drop(stuck);
         self.wake_waiters();
-    }
-
-    /// Returns why a change fails although nothing waits for it any more: a standby that must have it
-    /// has not confirmed it.
-    pub(crate) fn unconfirmed(&self, position: u64) -> Option<Error> {
-        if self.followers.confirmed() >= position {
-            return None;
-        }
-        self.stuck.lock().clone()
     }
 
     /// Wakes all that wait for the log.

@@ -258,8 +258,11 @@ impl Recovered {
         if is_lost {
             return Err(damaged_error(directory, first, at));
         }
+        // A part of a frame was not synced, so that nobody was told that it is.
+        let is_unconfirmed =
+            later.is_empty() && first.header.is_some_and(|header| header.synced == Synced::Always);
         self.has_lost_frame |= is_whole;
-        self.may_lack_end |= !same_boot || is_whole;
+        self.may_lack_end |= is_whole || !(same_boot || is_unconfirmed);
         tracing::warn!(
             file = %directory.path_of(&first.name).display(),
             offset = at,

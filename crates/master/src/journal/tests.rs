@@ -75,7 +75,7 @@ impl Pool {
 
     fn change<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
         let (result, end) = self.append(change);
-        self.journal().wait_durable(end);
+        self.journal().wait_durable(end).unwrap();
         result
     }
 

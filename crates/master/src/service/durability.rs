@@ -126,14 +126,14 @@ impl Service {
         executed: Executed,
         thread: AnsweringThread,
     ) -> v1::Response {
-        let position = executed.position;
-        match (self.shared.journal(), thread) {
-            (None, _) => {}
+        let Executed { response, position } = executed;
+        let outcome = match (self.shared.journal(), thread) {
+            (None, _) => Ok(()),
             (Some(journal), AnsweringThread::Runtime) => journal.durable(position).await,
             // Writes the log itself, which is faster than to wake another thread for it.
             (Some(journal), AnsweringThread::Dedicated) => journal.wait_durable(position),
-        }
-        self.finished(executed)
+        };
+        self.finished(response, outcome)
     }
 
     /// Executes a call that starts puts. It waits for memory on a thread of its own.
@@ -150,11 +150,12 @@ impl Service {
         Executed { response, position }
     }
 
-    /// Returns the answer to a call once the log was waited for, or why it must not be given: the log
-    /// failed before, a standby that must have the change has not confirmed it, or another master leads.
-    /// A failure of the whole call stays, as it promises nothing: one that panicked must not be repeated.
-    pub(super) fn finished(&self, executed: Executed) -> v1::Response {
-        let Executed { mut response, position } = executed;
+    /// Returns the answer to a call once the log was waited for, with this outcome, or why it must not
+    /// be given: the log failed before, a standby that must have the change has not confirmed it, or
+    /// another master leads. A failure of the whole call stays, as it promises nothing: one that panicked
+    /// must not be repeated.
+    pub(super) fn finished(&self, response: v1::Response, outcome: Result<()>) -> v1::Response {
+        let mut response = response;
         if let Some(leadership) = self.shared.leadership() {
             // At this moment, after all that was waited for: another master may lead already.
             if !leadership.is_valid() {
@@ -165,8 +166,7 @@ impl Service {
         if let Some(response::Call::Failure(_)) = &response.call {
             return response;
         }
-        let unconfirmed = || self.shared.journal().and_then(|log| log.unconfirmed(position));
-        match self.shared.fatal().refusal().or_else(unconfirmed) {
+        match self.shared.fatal().refusal().or(outcome.err()) {
             Some(error) => refusal(&error),
             None => response,
         }

@@ -6,19 +6,26 @@ use std::{
     net::TcpListener,
 };
 
+use bytes::BytesMut;
 use mooncake_base::{
     Moment,
     sync::{Condvar, Mutex},
 };
 use mooncake_election::{
-    Acquisition, Bid, Change, Hold, InSyncSet, Lease, LeaseService, SimulatedService, Snapshot,
+    Acquisition, Basis, Bid, Change, Hold, InSyncSet, Lease, LeaseService, OwnerToken,
+    SimulatedService, Snapshot,
     kubernetes::{ApiServer, LeaderLabel},
     rules::{Answer, Request},
+};
+use mooncake_proto::{
+    native_frame::{self, ServerGreeting},
+    standby::{Attached, FromLeader, FromStandby, Start, ViewStart},
 };
 use tokio::{sync::mpsc, time::timeout};
 
 use super::*;
 use crate::addresses::Addresses;
+use crate::cluster::channel::Channel;
 
 const TTL: Duration = Duration::from_secs(1);
 
@@ -119,11 +126,21 @@ struct Member {
 }
 
 fn start_member(fault: Fault, label: Option<LeaderLabel>) -> Member {
+    start_member_with(fault, label, |member, service| {
+        service.set_in_sync(InSyncSet::founded_by(&MemberId::new(member.member()).unwrap()));
+    })
+}
+
+fn start_member_with(
+    fault: Fault,
+    label: Option<LeaderLabel>,
+    prepare: impl FnOnce(&mut Membership, &mut SimulatedService),
+) -> Member {
     let folder = tempfile::tempdir().unwrap();
     let directory = Arc::new(Directory::lock(folder.path()).unwrap());
-    let member = Membership::open(Arc::clone(&directory)).unwrap();
+    let mut member = Membership::open(Arc::clone(&directory)).unwrap();
     let mut service = SimulatedService::new(TTL);
-    service.set_in_sync(InSyncSet::founded_by(&MemberId::new(member.member()).unwrap()));
+    prepare(&mut member, &mut service);
     let service = Arc::new(FaultyService {
         fault,
         service: Mutex::new(service),
@@ -215,4 +232,50 @@ async fn pod_has_the_label_while_its_master_serves() {
     tokio::task::spawn_blocking(|| drop(handle)).await.unwrap();
     server.kill();
     assert!(next().await.is_null());
+}
+
+/// Takes the next standby's connection as a leader of view 1 whose log is another one.
+fn accept_as_old_leader(listener: &TcpListener) -> Channel {
+    let (stream, _) = listener.accept().unwrap();
+    let mut channel = Channel::over(stream, BytesMut::new()).unwrap();
+    channel.receive_exact::<12>().unwrap();
+    let version = native_frame::VERSION;
+    channel.send(&ServerGreeting { version, ..ServerGreeting::default() }).unwrap();
+    channel.begin_checksums();
+    let first: FromStandby = channel.receive().unwrap();
+    assert!(first.attach.is_some());
+    let start = Start::FirstFrame.into();
+    let timeline_id = vec![7; 16];
+    let attached = Attached { view: 1, timeline_id, start, end_frame: 1, ..Attached::default() };
+    channel.send(&FromLeader { attached: Some(attached), ..FromLeader::default() }).unwrap();
+    channel
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn standby_does_not_follow_a_leader_of_an_earlier_view() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let member = start_member_with(Fault::Never, None, |member, service| {
+        member.lead(ViewStart { view: 6, first_frame: 1 }).unwrap();
+        let set = InSyncSet::founded_by(&MemberId::new("other").unwrap());
+        let bid = Bid { owner: OwnerToken::new(1), basis: Basis::Founder, set };
+        let now = SystemClock.now();
+        let Answer::Acquisition(Acquisition::Acquired(view)) =
+            service.carry_out(&Request::Acquire(bid.clone()), now)
+        else {
+            panic!("nobody leads");
+        };
+        service.announce(&bid.lease(view), &address, now);
+    });
+    let ended = tokio::task::spawn_blocking(move || {
+        accept_as_old_leader(&listener).receive::<FromStandby>().unwrap_err()
+    });
+    timeout(Duration::from_secs(20), ended).await.unwrap().unwrap();
+    let Member { handle, server, _folder, .. } = member;
+    tokio::task::spawn_blocking(|| drop(handle)).await.unwrap();
+    server.kill();
+    drop(server);
+    let directory = Arc::new(Directory::lock(_folder.path()).unwrap());
+    let views = Membership::open(directory).unwrap().views();
+    assert_eq!(views, [ViewStart { view: 6, first_frame: 1 }], "its log was not replaced");
 }

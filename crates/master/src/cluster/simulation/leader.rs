@@ -138,9 +138,9 @@ impl Leader {
         Some(mark)
     }
 
-    fn is_durable(&self, position: u64, bug: Option<Bug>) -> bool {
+    fn outcome(&self, position: u64, bug: Option<Bug>) -> Option<BaseResult<()>> {
         let by_any = bug == Some(Bug::AnyConfirmation) && position <= self.confirmed_by_any;
-        by_any || self.journal().is_durable(position)
+        if by_any { Some(Ok(())) } else { self.journal().outcome(position) }
     }
 
     /// Returns the set with an attached standby that is not in it; for a planted bug.
@@ -626,20 +626,20 @@ impl Simulation {
         let view = leader.view.0;
         for answer in mem::take(&mut leader.answers) {
             let Answer { client, number, position, was_valid, .. } = answer;
-            if !leader.is_durable(position, bug) {
+            let Some(outcome) = leader.outcome(position, bug) else {
                 leader.answers.push(answer);
                 continue;
-            }
+            };
             let is_checked_early = bug == Some(Bug::ChecksLeaseEarly);
             if !(is_valid || is_checked_early && was_valid) {
                 continue;
             }
-            let reply = match (leader.journal().unconfirmed(position), answer.reply) {
-                (Some(_), _) => Reply::Failed,
-                (None, Reply::Announced { is_known, .. }) => {
+            let reply = match (outcome, answer.reply) {
+                (Err(_), _) => Reply::Failed,
+                (Ok(()), Reply::Announced { is_known, .. }) => {
                     Reply::Announced { is_known, mark: leader.mark(bug) }
                 }
-                (None, reply) => reply,
+                (Ok(()), reply) => reply,
             };
             if !matches!(reply, Reply::Failed) {
                 self.history.record_answer(view)?;

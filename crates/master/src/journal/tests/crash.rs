@@ -302,7 +302,7 @@ fn long_queue_is_written_in_frames_that_can_be_read() {
             count
         });
     }
-    pool.journal().wait_durable(end);
+    pool.journal().wait_durable(end).unwrap();
     pool.put("a");
     let log = disk.read(&file_name(Kind::Log, pool.journal().writer.lock().number)).unwrap();
     let (mut at, mut longest) = (HEADER_BYTES, 0);

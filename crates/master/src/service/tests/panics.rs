@@ -67,7 +67,7 @@ fn call_that_panics_while_others_wait_is_told_so() {
     });
     assert_eq!(fault.0.unwrap_err().code(), ErrorCode::INTERNAL_ERROR, "it must not be repeated");
     let response = durability::refusal(&durability::panicked());
-    assert_eq!(service.finished(response.clone().into()), response);
+    assert_eq!(service.finished(response.clone(), Ok(())), response);
 }
 
 #[test]
