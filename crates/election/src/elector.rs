@@ -205,6 +205,21 @@ impl Elector {
         self.shared.update(|election, _| election.resign());
     }
 
+    /// Ends the leadership, and waits until the lease is given back: the process is about to end.
+    pub fn give_lease_back(&self) {
+        let mut lease = None;
+        self.shared.update(|election, now| {
+            lease = election.lease_at_end(now);
+            election.resign();
+        });
+        if let Some(lease) = lease {
+            let deadline = SystemClock.now() + Duration::from_secs(1);
+            if let Err(error) = self.shared.service.release(&lease, deadline) {
+                tracing::warn!(%error, "the lease of the leader was not given back; it ends by itself");
+            }
+        }
+    }
+
     /// Lets a fenced master take part again.
     pub fn restart(&self, history: History) {
         self.shared.update(|election, now| election.restart(history, now));
@@ -233,21 +248,8 @@ impl Elector {
 
 impl Drop for Elector {
     fn drop(&mut self) {
-        let lease = {
-            let mut election = self.shared.election.lock();
-            let lease = election.lease(SystemClock.now());
-            election.resign();
-            self.shared.publish(&election, SystemClock.now());
-            self.shared.is_closed.store(true, Ordering::Release);
-            lease
-        };
-        self.shared.changed.notify_all();
-        if let Some(lease) = lease {
-            let deadline = SystemClock.now() + Duration::from_secs(1);
-            if let Err(error) = self.shared.service.release(&lease, deadline) {
-                tracing::warn!(%error, "the lease of the leader was not given back; it ends by itself");
-            }
-        }
+        self.shared.is_closed.store(true, Ordering::Release);
+        self.give_lease_back();
         self.shared.service.close();
         for thread in self.threads.drain(..) {
             // A thread that panicked has said so.

@@ -432,6 +432,11 @@ impl Election {
         }
     }
 
+    /// The lease that is given back if the member ends at this moment.
+    pub fn lease_at_end(&self, now: Moment) -> Option<Lease> {
+        self.lease(now).or(self.to_release)
+    }
+
     /// Decides by the values in the service what a follower does next.
     fn follow(&mut self, snapshot: &Snapshot, now: Moment) {
         if snapshot.in_sync.is_some() {

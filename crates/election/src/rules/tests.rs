@@ -248,8 +248,11 @@ fn resigned_leader_gives_its_lease_back() {
     let mut service = service_with(&["a"]);
     let mut a = election("a", History::None);
     settle(&mut a, &mut service, at(0));
+    let lease = a.lease_at_end(at(0));
+    assert!(lease.is_some());
     a.resign();
     assert_eq!(a.role(at(1)), Role::Fenced { view: View(1) });
+    assert_eq!(a.lease_at_end(at(1)), lease, "it was not given back yet");
     settle(&mut a, &mut service, at(1));
     assert_eq!(service.snapshot(at(1)).leader, None);
 }

@@ -131,6 +131,8 @@ impl Drop for MemberHandle {
             // A panic was raised as the fatal error.
             let _ = thread.join();
         }
+        // What shares the election may live longer.
+        self.cluster.elector.give_lease_back();
         if let Some(label) = &self.cluster.label {
             label.close();
         }

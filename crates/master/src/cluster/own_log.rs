@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn log_that_is_synced_before_it_is_confirmed_lacks_nothing_after_a_crash() {
+    fn torn_write_of_a_synced_log_was_never_confirmed() {
         for (sync, is_complete) in [(LogSync::Always, true), (LogSync::Never, false)] {
             let disk = SimulatedDisk::default();
             let open = || {

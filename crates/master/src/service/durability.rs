@@ -166,7 +166,7 @@ impl Service {
         if let Some(response::Call::Failure(_)) = &response.call {
             return response;
         }
-        match self.shared.fatal().refusal().or(outcome.err()) {
+        match self.shared.fatal().refusal().or_else(|| outcome.err()) {
             Some(error) => refusal(&error),
             None => response,
         }
