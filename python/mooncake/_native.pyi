@@ -61,6 +61,7 @@ __all__ = [
     "last_error",
     "local_topology",
     "log_to_queue",
+    "master_address",
     "port_holder",
     "put_columns",
     "put_one",
@@ -1322,6 +1323,17 @@ def cgroup_memory() -> tuple[int, int] | None:
 
 def port_holder(port: int) -> str | None:
     """Return the process that listens at a TCP port of this host; None if it cannot be told."""
+
+def master_address(text: str) -> tuple[str, list[tuple[str, int | None]], str]:
+    """Return what an address of a master names, as a store reads it.
+
+    Returns:
+        ``"master"``, ``"list"``, ``"etcd"``, ``"redis"`` or ``"k8s"``; the hosts with their ports;
+        and the address without a login.
+
+    Raises:
+        InvalidArgumentError: It has no known form.
+    """
 
 def rdma_devices() -> tuple[list[RdmaDevice], str | None]:
     """Return the RDMA devices of this machine, or the reason why none can be used."""

@@ -142,6 +142,21 @@ def test_right_settings_are_right(check: Any, tmp_path: Path, engine: str, confi
             "master_server_address",
             "'10.0.0.2' has no port | Write \"10.0.0.2:50051\".",
         ),
+        (
+            {"master_server_address": "fe80::1"},
+            "master_server_address",
+            r"'fe80::1' has no port | Write \"\[fe80::1\]:50051\".",
+        ),
+        (
+            {"master_server_address": "etcd://" + ";".join("a" * 17)},
+            "master_server_address",
+            "is 'etcd://a;.*' | Write \"etcd://",
+        ),
+        (
+            {"master_server_address": ",".join(["10.0.0.1:1"] * 17)},
+            "master_server_address",
+            "at most 16 addresses can be named.* | Name fewer",
+        ),
         ({"master_server_address": 50051}, "master_server_address", "is 50051, not the address"),
         (
             {"metadata_server": "p2p_handshake"},

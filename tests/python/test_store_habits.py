@@ -11,7 +11,7 @@ import pytest
 
 import mooncake
 from mooncake import AsyncStore, Store, StoreConfig
-from mooncake._api.config import address_to_rejoin
+from mooncake._api.config import address_to_rejoin, with_port
 
 
 def test_iteration_yields_keys_and_len_says_why_not(store: Store):
@@ -164,9 +164,26 @@ def test_store_is_pickled_with_all_masters(master):
     for given, told in {
         "etcd://a:1;b:2": "etcd://a:1;b:2",
         "redis://user:secret@a:1/2": "redis://a:1/2",
+        "a:1, [::1]:2": "a:1,[::1]:2",
+        "[::1]": "10.0.0.1:50051",
         "a": "10.0.0.1:50051",
     }.items():
         assert address_to_rejoin(given, "10.0.0.1:50051") == told
+
+
+def test_port_of_a_master_is_added_where_it_is_missing():
+    for given, full in {
+        "a": "a:50051",
+        "a:1": "a:1",
+        "::1": "[::1]:50051",
+        "[::1]": "[::1]:50051",
+        "[::1]:7": "[::1]:7",
+        "a:1,b": "a:1,b",
+        "etcd://a": "etcd://a",
+        "a:x": "a:x",
+        "": "",
+    }.items():
+        assert with_port(given) == full
 
 
 @pytest.mark.parametrize("address", ["etcd://127.0.0.1:1;127.0.0.1:2", "redis://127.0.0.1:1"])

@@ -8,6 +8,7 @@ use mooncake_base::{
     parse::{read_bool, read_number, read_size},
 };
 use mooncake_cli::CliCommand;
+use mooncake_store_client::MasterAddress;
 
 /// All settings of a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,7 +95,9 @@ impl DaemonConfig {
                 return Err(Error::invalid("the address is empty").with("option", option));
             }
         }
-        Ok(())
+        // The login of a Redis server, which the environment may have, is added where it connects.
+        let master = self.master.parse::<MasterAddress>();
+        master.map(drop).map_err(|error| error.with("option", "master_server_address"))
     }
 
     /// Returns the names of the RDMA devices, if the protocol is `rdma`.
@@ -274,6 +277,8 @@ mod tests {
         check("--protocol=foo", &["protocol", "foo"]);
         check("--global_segment_size=much", &["global_segment_size", "much"]);
         check("--master_server_address=", &["master_server_address"]);
+        check("--master_server_address=a:x", &["master_server_address", "port"]);
+        check("--master_server_address=http://a:1", &["master_server_address", "etcd://"]);
         check("word", &["word"]);
     }
 }

@@ -20,9 +20,11 @@
 //! | [`detach`], [`runtime`] | releasing and reacquiring the interpreter; the tokio runtime |
 //! | [`log`], [`process`] | the log; exit, environment, and the programs of the wheel |
 //! | [`hostmem`], [`fast_copy`], [`checksum`], [`key_map`] | an allocator for other libraries; many arrays into one memory; checksums; a dictionary of millions of keys |
+//! | [`address`] | the address of a master, as a store reads it |
 //! | [`rdma`], [`disk`] | the RDMA devices of this machine; directories of records |
 #![deny(unsafe_code)]
 
+mod address;
 mod argument;
 mod buffer;
 mod checksum;
@@ -50,6 +52,7 @@ mod workers;
 mod _native {
     #[pymodule_export]
     use crate::{
+        address::master_address,
         buffer::{
             AddressRange, Buffer, ObjectItemsError, holds_objects, readable_range, writable_range,
         },

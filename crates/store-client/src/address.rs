@@ -2,7 +2,6 @@
 
 use std::net::ToSocketAddrs;
 
-use mooncake_kv_client::redis::RedisLogin;
 use mooncake_transfer_engine::{EngineConfig, address_facing};
 
 use crate::master_address::MasterAddress;
@@ -21,7 +20,7 @@ pub fn set_engine_host(engine: &mut EngineConfig, master: &str) {
 
 /// Returns this host's address on the network of the master, or of the service that names it.
 pub fn host_facing(master: &str) -> Option<String> {
-    let master = MasterAddress::parse(master, &RedisLogin::default()).ok()?;
+    let master = master.parse::<MasterAddress>().ok()?;
     master.endpoints().iter().find_map(|endpoint| {
         let port = endpoint.port.filter(|port| *port > 0).unwrap_or(ANY_PORT);
         let mut addresses = (endpoint.host.as_str(), port).to_socket_addrs().ok()?;

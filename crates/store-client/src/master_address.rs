@@ -1,6 +1,6 @@
 //! The address of a master, in every form in which a caller may write it.
 
-use std::fmt;
+use std::{fmt, str::FromStr};
 
 use mooncake_base::{Endpoint, Error, ErrorCode, Result};
 use mooncake_kv_client::redis::{RedisAddress, RedisLogin};
@@ -61,14 +61,23 @@ impl MasterAddress {
         }
     }
 
-    /// The hosts in the address, which are on the network of the masters.
-    pub(crate) fn endpoints(&self) -> &[Endpoint] {
+    /// Returns the hosts in the address, which are on the network of the masters.
+    pub fn endpoints(&self) -> &[Endpoint] {
         match self {
             Self::Fixed(endpoint) => std::slice::from_ref(endpoint),
             Self::List(list) | Self::Etcd(list) => list,
             Self::Redis(address) => std::slice::from_ref(&address.endpoint),
             Self::Kubernetes { .. } => &[],
         }
+    }
+}
+
+/// Parses an address, without a login for what the address of a Redis server leaves out.
+impl FromStr for MasterAddress {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        Self::parse(text, &RedisLogin::default())
     }
 }
 

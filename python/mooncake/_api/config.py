@@ -13,6 +13,7 @@ from mooncake._api.keywords import suggesting
 from mooncake._protocols import unknown_protocol
 from mooncake._runtime import _native
 from mooncake._units import parse_size
+from mooncake.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from mooncake._api.native_calls import AsyncNative
@@ -28,11 +29,13 @@ __all__ = [
     "connect",
     "connect_dummy",
     "master_of_environment",
+    "with_port",
 ]
 
 _EMBEDDED_BYTES = 1 << 30
 _INVALID_PARAMS = -600
 _PORT_MAX = 0xFFFF
+_MASTER_PORT = 50051
 _BYTES_MAX = (1 << 64) - 1
 
 
@@ -193,10 +196,6 @@ class StoreConfig:
 StoreConfig.__init__ = suggesting(StoreConfig.__init__)  # type: ignore[method-assign]
 
 
-# Services that know the leader of several masters.
-_LEASE_SERVICES = ("etcd", "redis", "k8s")
-
-
 def checked_config(config: object) -> StoreConfig:
     """Return the settings, or the default ones for None; refuse other types."""
     if config is None:
@@ -215,11 +214,15 @@ def check_address(master: object) -> None:
     if not master:
         text = "the address of the master is empty; write host:port, or 'embedded' for a new pool"
         raise _native.failure(_INVALID_PARAMS, text)
-    scheme, separator, _ = master.strip().partition("://")
-    if separator and scheme not in _LEASE_SERVICES:
+    try:
+        _native.master_address(master)
+    except InvalidArgumentError as error:
+        scheme = error.context.get("kind")
+        if scheme is None:
+            raise
         text = "the address of the master is host:port, a list, etcd://, redis:// or k8s://"
         hint = "use Store.from_url for mooncake://"
-        raise _native.failure(_INVALID_PARAMS, f"{text}, not {scheme}://; {hint}")
+        raise _native.failure(_INVALID_PARAMS, f"{text}, not {scheme}://; {hint}") from None
 
 
 def address_to_rejoin(given: str, current: str) -> str:
@@ -227,10 +230,20 @@ def address_to_rejoin(given: str, current: str) -> str:
 
     It names all masters where the given one does, as another may lead then. It has no login.
     """
-    scheme, separator, place = given.strip().partition("://")
-    if separator:
-        return f"{scheme}://{place.rpartition('@')[2]}"
-    return given if "," in given else current
+    kind, _, shown = _native.master_address(given)
+    return current if kind == "master" else shown
+
+
+def with_port(address: str) -> str:
+    """Return the address of one master with its port, which is 50051 if it has none.
+
+    Text of any other form is returned as it is.
+    """
+    try:
+        kind, places, shown = _native.master_address(address)
+    except InvalidArgumentError:
+        return address
+    return f"{shown}:{_MASTER_PORT}" if kind == "master" and places[0][1] is None else address
 
 
 def check_open(native: _native.Store | AsyncNative) -> None:

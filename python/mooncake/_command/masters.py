@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
+from mooncake._api.config import with_port
 from mooncake._api.store import Store, StoreConfig
 from mooncake._command import admin
 from mooncake._command.output import CommandError, described
@@ -33,7 +34,7 @@ __all__ = [
     "standby_text",
 ]
 
-RPC_PORT, ADMIN_PORT = 50051, 9003
+ADMIN_PORT = 9003
 # A master that does not answer within this time counts as away.
 _ANSWER_S = 3.0
 # The leader drains its log to the standby, and holds calls for at most a second.
@@ -367,12 +368,7 @@ def is_locator(place: str) -> bool:
 def addresses_in(places: Iterable[str]) -> list[str]:
     """Return the addresses of masters in what was given, with their ports."""
     parts = [part.strip() for place in places if not is_locator(place) for part in place.split(",")]
-    return [_with_port(part) for part in parts if part]
-
-
-def _with_port(address: str) -> str:
-    has_port = address.rpartition("]")[2].count(":") == 1
-    return address if has_port else f"{address}:{RPC_PORT}"
+    return [with_port(part) for part in parts if part]
 
 
 def _admin_of(place: str) -> str:

@@ -17,6 +17,7 @@ from fsspec.core import get_compression
 
 from mooncake._api.blocking.puts import put_bytes
 from mooncake._api.buffers import readable
+from mooncake._api.config import with_port
 from mooncake._api.files import FileReader, FileWriter, Target, already_exists, opened_reader
 from mooncake._api.keywords import suggestion
 from mooncake._api.outcomes import only
@@ -26,7 +27,7 @@ from mooncake._runtime import PutOptions
 from mooncake.errors import AlreadyExistsError, MooncakeError, NotFoundError
 from mooncake.files import transfers
 from mooncake.files.listing import Entry, entries, entry
-from mooncake.files.paths import PROTOCOL, joined_url, names_several, split_url, with_port
+from mooncake.files.paths import PROTOCOL, joined_url, names_several, split_url
 from mooncake.files.stores import settings, store_at
 
 __all__ = ["MooncakeFileSystem"]

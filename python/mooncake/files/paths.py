@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from urllib.parse import quote, unquote
 
-__all__ = ["PROTOCOL", "joined_url", "names_several", "split_url", "with_port"]
+__all__ = ["PROTOCOL", "joined_url", "names_several", "split_url"]
 
 PROTOCOL = "mooncake"
-_DEFAULT_PORT = 50051
 _START = f"{PROTOCOL}://"
 # Characters of addresses that a URL shows as they are.
 _PLAIN = "[]:;,"
@@ -33,15 +32,3 @@ def joined_url(address: str, path: str) -> str:
 def names_several(address: str) -> bool:
     """Return whether an address is a list of masters, or that of a service that names one."""
     return "," in address or "://" in address
-
-
-def with_port(address: str) -> str:
-    """Return the address of a master with its port, which is 50051 if it has none.
-
-    A list of addresses, and the address of a service that names the leader, are left as they are.
-    """
-    if names_several(address):
-        return address
-    host, colon, port = address.rpartition(":")
-    has_port = bool(colon) and port.isdecimal() and (":" not in host or host.endswith("]"))
-    return address if has_port else f"{address}:{_DEFAULT_PORT}"

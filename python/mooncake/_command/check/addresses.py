@@ -8,6 +8,8 @@ import socket
 from typing import Any
 
 from mooncake._command.check.findings import Findings
+from mooncake._runtime import _native
+from mooncake.errors import InvalidArgumentError
 
 __all__ = [
     "check_address",
@@ -19,15 +21,11 @@ __all__ = [
 ]
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.IGNORECASE)
-_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
-# Services that know the leader of several masters: each part of their address, and an example.
+# Services that know the leader of several masters, with an example of their address.
 _LEASE_SERVICES = {
-    "etcd": (re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/;,@]+)(:\d{1,5})?"), '"etcd://a:2379;b:2379"'),
-    "redis": (
-        re.compile(r"([^\s/]*@)?(\[[0-9a-fA-F:.]+\]|[^\s:/;,@]+)(:\d{1,5})?(/\d*)?"),
-        '"redis://HOST:6379"',
-    ),
-    "k8s": (re.compile(r"([^\s/]+/)?[^\s/]+"), '"k8s://NAMESPACE/LEASE"'),
+    "etcd": '"etcd://a:2379;b:2379"',
+    "redis": '"redis://HOST:6379"',
+    "k8s": '"k8s://NAMESPACE/LEASE"',
 }
 # Ports that other servers of a pool have by default.
 _OTHER_PORTS = {
@@ -39,7 +37,7 @@ _OTHER_PORTS = {
 _EXAMPLE = 'Write HOST:PORT, as "10.0.0.1:50051".'
 
 
-def check_master(findings: Findings, name: str, value: Any) -> str | None:
+def check_master(findings: Findings, name: str, value: object) -> str | None:
     """Check the address of a master, or of what names several; return it if it may be right."""
     if not isinstance(value, str) or not value.strip():
         findings.add("error", name, f"is {value!r}, not the address of a master", _EXAMPLE)
@@ -58,8 +56,14 @@ def check_master(findings: Findings, name: str, value: Any) -> str | None:
     if value == "embedded":
         findings.add("ok", name, "the program starts a master of its own")
         return None
-    parts = [check_address(findings, name, each.strip()) for each in value.split(",")]
-    return None if None in parts else value
+    if None in [check_address(findings, name, each.strip()) for each in value.split(",")]:
+        return None
+    try:
+        _native.master_address(value)
+    except InvalidArgumentError as error:
+        findings.add("error", name, str(error), "Name fewer masters.")
+        return None
+    return value
 
 
 def check_address(findings: Findings, name: str, value: Any) -> str | None:
@@ -67,15 +71,15 @@ def check_address(findings: Findings, name: str, value: Any) -> str | None:
     if not isinstance(value, str):
         findings.add("error", name, f"is {value!r}, not an address", _EXAMPLE)
         return None
-    found = _ADDRESS.fullmatch(value)
-    if not found or not 0 < int(found[2]) < 1 << 16:
-        is_host = re.fullmatch(r"[^\s:/]+", value) is not None
-        remedy = f'Write "{value}:50051".' if is_host else _EXAMPLE
-        findings.add(
-            "error", name, f"{value!r} has no port" if is_host else f"is {value!r}", remedy
-        )
+    place = _place(value)
+    if place is not None and place[1] is None:
+        host = f"[{place[0]}]" if ":" in place[0] else place[0]
+        findings.add("error", name, f"{value!r} has no port", f'Write "{host}:50051".')
         return None
-    port = int(found[2])
+    if place is None or place[1] == 0:
+        findings.add("error", name, f"is {value!r}", _EXAMPLE)
+        return None
+    port = place[1]
     if port in _OTHER_PORTS:
         text = f"port {port} is by default that of {_OTHER_PORTS[port]}"
         findings.add(
@@ -86,15 +90,14 @@ def check_address(findings: Findings, name: str, value: Any) -> str | None:
 
 def _check_lease_service(findings: Findings, name: str, kind: str, value: str) -> str | None:
     """Check the address of a service that names the leader of several masters."""
-    place = value.partition("://")[2]
-    pattern, example = _LEASE_SERVICES[kind]
-    parts = re.split("[;,]", place) if kind == "etcd" else [place]
-    if value.startswith(f"{kind}://") and all(map(pattern.fullmatch, parts)):
-        return value
-    # A password may stand in the address of Redis.
-    shown = f"begins with {kind}:// and is no such address" if "@" in place else f"is {value!r}"
-    findings.add("error", name, shown, f"Write {example}.")
-    return None
+    try:
+        _native.master_address(value)
+    except InvalidArgumentError:
+        # A password may stand in the address of Redis.
+        shown = f"begins with {kind}:// and is no such address" if "@" in value else f"is {value!r}"
+        findings.add("error", name, shown, f"Write {_LEASE_SERVICES[kind]}.")
+        return None
+    return value
 
 
 def check_metadata(findings: Findings, name: str, value: Any) -> str | None:
@@ -165,10 +168,17 @@ def is_loopback(host: str) -> bool:
 
 def host_of(address: str) -> str:
     """Return the host of ``host:port``; an IPv6 address without its brackets."""
-    if address.startswith("["):
-        return address[1:].partition("]")[0]
-    host, colon, port = address.rpartition(":")
-    return host if colon and port.isdigit() and ":" not in host else address
+    place = _place(address)
+    return address if place is None else place[0]
+
+
+def _place(address: str) -> tuple[str, int | None] | None:
+    """Return the host and the port of the address of one server; None if it is none."""
+    try:
+        kind, places, _ = _native.master_address(address)
+    except InvalidArgumentError:
+        return None
+    return places[0] if kind == "master" else None
 
 
 def _is_own(address: str) -> bool:
