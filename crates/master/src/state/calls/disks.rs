@@ -211,19 +211,45 @@ impl DiskCalls<'_> {
         }
         Ok(slot)
     }
+}
 
-    /// Takes objects out of the queue of a disk that can still be written to it. The first of all wait
-    /// until the log says that their memory may be fenced.
-    fn take_offloads(
+impl<'a> DiskCalls<'a> {
+    /// Returns every disk, by name.
+    pub fn list(&self) -> Vec<DiskView<'_>> {
+        let mut views: Vec<_> = self
+            .inventory
+            .disks()
+            .kept()
+            .map(|(slot, disk)| DiskView {
+                spec: &disk.spec,
+                client: disk.client,
+                used: disk.used,
+                objects: disk.objects,
+                waiting: self.inventory.offloads().waiting_for(slot),
+                is_readable: disk.is_readable(),
+            })
+            .collect();
+        views.sort_by(|a, b| (&a.spec.name, a.spec.id).cmp(&(&b.spec.name, b.spec.id)));
+        views
+    }
+
+    /// Hands objects over to the owner of a disk that can still be written to it: at most `limit`, and no
+    /// more once they exceed so many bytes. None are before the log says that their memory may be fenced.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND`, or `ILLEGAL_CLIENT` if another client owns the disk.
+    pub fn take_over(
         &mut self,
         now: Moment,
-        disk: DiskSlot,
+        client: ClientId,
+        id: SegmentId,
         limit: usize,
         bytes: u64,
-    ) -> Offloaded {
+    ) -> Result<Offloaded> {
+        let disk = self.own_slot(client, id)?;
         let is_idle = self.inventory.offloads().waiting_for(disk) == 0;
         if is_idle || read::grantable_fence(self.inventory, now, FENCE_MIN).is_zero() {
-            return Offloaded::default();
+            return Ok(Offloaded::default());
         }
         let bytes = if self.inventory.offloads().is_next_urgent(disk) {
             // Puts wait for the report of these.
@@ -252,7 +278,7 @@ impl DiskCalls<'_> {
             }
         }
         if taken.is_empty() {
-            return Offloaded::default();
+            return Ok(Offloaded::default());
         }
         let wanted = self.inventory.rules().fence(sum).max(FENCE_MIN);
         let fence = read::grantable_fence(self.inventory, now, wanted);
@@ -275,45 +301,7 @@ impl DiskCalls<'_> {
             });
         }
         self.inventory.offloads_mut().expect_report(now, disk, sum);
-        Offloaded { objects, fence }
-    }
-}
-
-impl<'a> DiskCalls<'a> {
-    /// Returns every disk, by name.
-    pub fn list(&self) -> Vec<DiskView<'_>> {
-        let mut views: Vec<_> = self
-            .inventory
-            .disks()
-            .kept()
-            .map(|(slot, disk)| DiskView {
-                spec: &disk.spec,
-                client: disk.client,
-                used: disk.used,
-                objects: disk.objects,
-                waiting: self.inventory.offloads().waiting_for(slot),
-                is_readable: disk.is_readable(),
-            })
-            .collect();
-        views.sort_by(|a, b| (&a.spec.name, a.spec.id).cmp(&(&b.spec.name, b.spec.id)));
-        views
-    }
-
-    /// Hands objects over to the owner of a disk: at most `limit`, and no more once they exceed so many
-    /// bytes.
-    ///
-    /// # Errors
-    /// `SEGMENT_NOT_FOUND`, or `ILLEGAL_CLIENT` if another client owns the disk.
-    pub fn take_over(
-        &mut self,
-        now: Moment,
-        client: ClientId,
-        id: SegmentId,
-        limit: usize,
-        bytes: u64,
-    ) -> Result<Offloaded> {
-        let slot = self.own_slot(client, id)?;
-        Ok(self.take_offloads(now, slot, limit, bytes))
+        Ok(Offloaded { objects, fence })
     }
 
     /// Returns a disk, for the reports of its owner.
