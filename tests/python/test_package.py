@@ -34,6 +34,7 @@ SLOW_MODULES = {"asyncio", "http", "numpy", "socket", "ssl", "subprocess", "torc
     [
         ("mooncake", SLOW_MODULES | {"ctypes", "dataclasses", "inspect", "json", "logging"}),
         ("mooncake.store", SLOW_MODULES),
+        ("mooncake._api.store", (SLOW_MODULES - {"urllib"}) | {"secrets"}),
     ],
 )
 def test_import_loads_no_slow_module(module, slow):
@@ -42,6 +43,28 @@ def test_import_loads_no_slow_module(module, slow):
     loaded = done.stdout.split()
     assert module in loaded
     assert slow.isdisjoint(loaded)
+
+
+@pytest.mark.parametrize(
+    ("words", "others"),
+    [
+        (["ls", "--help"], {"mooncake._command.check", "mooncake._command.doctor"}),
+        (["explain", "-704"], {"mooncake._command.objects", "mooncake._api.store"}),
+    ],
+)
+def test_command_loads_no_slow_module_and_none_of_others(words, others):
+    source = """
+import contextlib, sys
+from mooncake._command.main import main
+with contextlib.suppress(SystemExit):
+    main()
+print(*sys.modules)
+"""
+    done = run_script(source, *words)
+    assert_quiet(done)
+    loaded = done.stdout.splitlines()[-1].split()
+    assert "mooncake._command.main" in loaded
+    assert ((SLOW_MODULES - {"subprocess", "urllib"}) | others).isdisjoint(loaded)
 
 
 def test_package_needs_only_the_standard_library():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+
+from mooncake._hints import asyncio
 
 __all__ = ["AsyncRepeater", "Repeater"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 from typing import Any
@@ -116,6 +115,9 @@ def request(admin: str, method: str, path: str, timeout_s: float = _TIMEOUT_S) -
     Raises:
         CommandError: The port cannot be reached, or is no admin port of a master.
     """
+    # Most commands ask no admin port, and the module is slow to load.
+    import http.client
+
     host, _, port = admin.rpartition(":")
     if not port.isdecimal():
         raise CommandError(f"not an address: {admin!r}", "Write it as HOST:PORT.")

@@ -21,11 +21,12 @@ def main() -> int:
     if is_handled:
         # Nothing is begun while modules load, and they may not expect an exception.
         signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
-    from mooncake._command.main import main as run
+    from mooncake._command.main import parsed, run
 
+    options = parsed()
     try:
         if is_handled:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        return run()
+        return run(options)
     except KeyboardInterrupt:
         return _INTERRUPTED

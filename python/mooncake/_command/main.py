@@ -8,28 +8,16 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
 
-from mooncake import env
-from mooncake._command import (
-    bench as _bench,
-    check,
-    checkpoints,
-    completion,
-    demo,
-    disks,
-    doctor as _doctor,
-    files,
-    ha as _ha,
-    objects,
-    pool,
-    top as _top,
-)
+from mooncake._command import completion
 from mooncake._command.output import FAILURES, UsageError, report
-from mooncake._command.parser import Parser, add_json, add_master
+from mooncake._command.parser import EXISTS_CODES, Parser, add_json, add_master
 from mooncake._runtime import __version__, _native
 from mooncake.errors import CLASSES, explain, meanings
 
-__all__ = ["main"]
+__all__ = ["main", "parsed", "run"]
 
 _INTERRUPTED = 130
 _FAILED, _WRONG_USAGE = 1, 2
@@ -45,10 +33,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0 success, 1 failure, 2 wrong usage, 130 interrupted; of `exists`, 1 if an
         object is missing and 2 for a failure.
     """
-    options = _parser().parse_args(arguments)
-    run: Callable[[argparse.Namespace], int] = options.run
+    return run(parsed(arguments))
+
+
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Load the modules of the command that is named, and return its options for `run`.
+
+    Args:
+        arguments: Arguments of the command; None takes the command line.
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+    return _parser(words).parse_args(words)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command with what `parsed` returns.
+
+    Returns:
+        The exit code, as of `main`.
+    """
+    call: Callable[[argparse.Namespace], int] = options.run
     try:
-        return run(options)
+        return call(options)
     except BrokenPipeError:
         # A reader that closes the pipe early is no failure.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
@@ -61,86 +67,137 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _WRONG_USAGE if isinstance(error, UsageError) else code
 
 
-def _parser() -> argparse.ArgumentParser:
+class _Function(NamedTuple):
+    """A function of a module that is loaded when the function is needed."""
+
+    module: str
+    name: str
+
+
+def _loaded(function: Callable[..., Any] | _Function) -> Callable[..., Any]:
+    if not isinstance(function, _Function):
+        return function
+    found: Callable[..., Any] = getattr(import_module(f"mooncake.{function.module}"), function.name)
+    return found
+
+
+class _Commands:
+    """The commands of a parser, with the options of the one that is named, or of all."""
+
+    def __init__(self, parser: argparse.ArgumentParser, named: str | None) -> None:
+        self._named = named
+        self._commands = parser.add_subparsers(
+            required=True, metavar="COMMAND", parser_class=Parser
+        )
+
+    def add(
+        self,
+        name: str,
+        run: Callable[[argparse.Namespace], int] | _Function,
+        add_options: Callable[[argparse.ArgumentParser], None] | _Function,
+        text: str,
+        *,
+        joins: bool = False,
+    ) -> None:
+        """Add a command; one that joins a pool has the options for that."""
+        command = self._commands.add_parser(name, help=text, description=text)
+        if self._named not in (None, name):
+            return
+        command.set_defaults(run=_loaded(run), exit_code_of_failure=_FAILED)
+        if joins:
+            add_master(command)
+        _loaded(add_options)(command)
+
+    def add_in(self, module: str, name: str, text: str, *, joins: bool = True) -> None:
+        """Add a command with the functions `NAME` and `add_NAME_options` of a module."""
+        run, add_options = _Function(module, name), _Function(module, f"add_{name}_options")
+        self.add(name, run, add_options, text, joins=joins)
+
+    def add_module(self, name: str, text: str, *, joins: bool = False) -> None:
+        """Add a command with the functions `run` and `add_options` of its module."""
+        module = f"_command.{name}"
+        run, add_options = _Function(module, "run"), _Function(module, "add_options")
+        self.add(name, run, add_options, text, joins=joins)
+
+
+def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Return the parser: with the options of the command that is named first, or of all."""
     parser = Parser(
         prog="mooncake",
         description=__doc__,
-        epilog="Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted. "
-        + objects.EXISTS_CODES,
+        epilog="Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted. " + EXISTS_CODES,
     )
     parser.add_argument("--version", action="version", version=f"mooncake {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
-
-    def add(
-        name: str, run: Callable[[argparse.Namespace], int], text: str, *, joins: bool = True
-    ) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=text, description=text)
-        command.set_defaults(run=run, exit_code_of_failure=_FAILED)
-        if joins:
-            add_master(command)
-        return command
-
-    files.add_put_options(add("put", files.put, "store a file (or standard input) under a key"))
-    files.add_get_options(add("get", files.get, "write an object to a file (or standard output)"))
-    files.add_cp_options(add("cp", files.cp, "copy an object to another key"))
-    objects.add_ls_options(add("ls", objects.ls, "list objects"))
-    objects.add_rm_options(add("rm", objects.rm, "remove objects"))
-    objects.add_exists_options(add("exists", objects.exists, "tell which objects exist"))
-    objects.add_expire_options(
-        add("expire", objects.expire, "remove objects after a time, or keep them")
-    )
+    commands = _Commands(parser, words[0] if words and not words[0].startswith("-") else None)
+    files, objects, pool, ha = (f"_command.{each}" for each in ("files", "objects", "pool", "ha"))
+    commands.add_in(files, "put", "store a file (or standard input) under a key")
+    commands.add_in(files, "get", "write an object to a file (or standard output)")
+    commands.add_in(files, "cp", "copy an object to another key")
+    commands.add_in(objects, "ls", "list objects")
+    commands.add_in(objects, "rm", "remove objects")
+    commands.add_in(objects, "exists", "tell which objects exist")
+    commands.add_in(objects, "expire", "remove objects after a time, or keep them")
     about = "store safetensors files as checkpoints; load, list, verify and remove these"
-    checkpoints.add_options(add("checkpoint", _help, about, joins=False))
-    about = "show the status of the pool, or the object of a key"
-    pool.add_stat_options(add("stat", pool.stat, about))
-    about = "list the memory that processes lend to the pool"
-    pool.add_segments_options(add("segments", pool.segments, about))
-    about = "list the processes that have joined the pool"
-    pool.add_clients_options(add("clients", pool.clients, about))
-    about = "move the objects of a process elsewhere, to stop it"
-    pool.add_drain_options(add("drain", pool.drain, about))
+    commands.add("checkpoint", _help, _Function("_command.checkpoints", "add_options"), about)
+    commands.add_in(pool, "stat", "show the status of the pool, or the object of a key")
+    commands.add_in(pool, "segments", "list the memory that processes lend to the pool")
+    commands.add_in(pool, "clients", "list the processes that have joined the pool")
+    commands.add_in(pool, "drain", "move the objects of a process elsewhere, to stop it")
     about = "show a live view of memory, reads, calls, segments and clients"
-    _top.add_options(add("top", _top.run, about))
+    commands.add_module("top", about, joins=True)
     about = "show which of several masters leads, and whether another could take over"
-    _ha.add_options(add("ha", _help, about, joins=False))
+    commands.add("ha", _help, _Function(ha, "add_options"), about)
     about = "let the master that leads hand over to a standby, to stop or upgrade it"
-    _ha.add_handover_options(add("handover", _ha.handover, about, joins=False))
+    commands.add_in(ha, "handover", about, joins=False)
     about = "let the log have records that earlier versions cannot read, after an upgrade"
-    _ha.add_finalize_options(add("finalize", _ha.finalize, about, joins=False))
-    about = "measure puts, gets and plain copies"
-    _bench.add_options(add("bench", _bench.run, about, joins=False))
+    commands.add_in(ha, "finalize", about, joins=False)
+    commands.add_module("bench", "measure puts, gets and plain copies")
     about = "start a pool, and put and get from a second process"
-    add_json(add("demo", demo.run, about, joins=False))
+    commands.add("demo", _Function("_command.demo", "run"), add_json, about)
     about = "tell what is right and wrong in the settings of vLLM, SGLang, LMCache, TransferQueue"
-    check.add_options(add("check", check.run, about, joins=False))
+    commands.add_module("check", about)
     about = "list, check or remove records of objects in a directory that no process uses"
-    disks.add_options(add("disk", _help, about, joins=False))
+    commands.add("disk", _help, _Function("_command.disks", "add_options"), about)
     about = "try the transports and show what this machine has"
-    doctor = add("doctor", _diagnose, about, joins=False)
-    _doctor.add_options(doctor)
-    add_json(doctor)
+    commands.add("doctor", _diagnose, _add_doctor_options, about)
     about = "show the environment variables and where their values come from"
-    env.add_options(add("env", env.run, about, joins=False))
-    codes = add("explain", _explain, "explain error codes", joins=False)
-    codes.add_argument(
+    commands.add("env", _Function("env", "run"), _Function("env", "add_options"), about)
+    commands.add("explain", _explain, _add_explain_options, "explain error codes")
+    about = "print a script that completes commands in a shell"
+    commands.add("completion", _completion, _add_completion_options, about)
+    commands.add("help", _help, _add_help_options, "show the help of a command")
+    return parser
+
+
+def _add_doctor_options(parser: argparse.ArgumentParser) -> None:
+    from mooncake._command import doctor
+
+    doctor.add_options(parser)
+    add_json(parser)
+
+
+def _add_explain_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "codes",
         nargs="+",
         type=_code,
         metavar="code",
         help="number, as -704, or name of a code or of an exception",
     )
-    add_json(codes)
-    about = "print a script that completes commands in a shell"
-    shell = add("completion", _completion, about, joins=False)
-    shell.add_argument("shell", choices=completion.SHELLS, help="the shell")
-    words = add("help", _help, "show the help of a command", joins=False)
-    words.add_argument("command", nargs="?", help="name of a command; the list without it")
-    return parser
+    add_json(parser)
+
+
+def _add_completion_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=completion.SHELLS, help="the shell")
+
+
+def _add_help_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("command", nargs="?", help="name of a command; the list without it")
 
 
 def _help(options: argparse.Namespace) -> int:
-    parser = _parser()
-    parser.parse_args([*([options.command] if options.command else []), "--help"])
+    words = [*([options.command] if options.command else []), "--help"]
+    _parser(words).parse_args(words)
     return 0
 
 
@@ -181,7 +238,9 @@ def _unknown(code: int | str) -> str:
 
 
 def _diagnose(options: argparse.Namespace) -> int:
-    return _doctor.run(options, demo.probe)
+    from mooncake._command import demo, doctor
+
+    return doctor.run(options, demo.probe)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from mooncake._command.output import (
     report,
     write_line,
 )
-from mooncake._command.parser import add_json, count, duration
+from mooncake._command.parser import EXISTS_CODES, add_json, count, duration
 from mooncake._units import format_bytes
 from mooncake.errors import MooncakeError, NotFoundError
 from mooncake.tensor.sharded import OF_SHARDS
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from mooncake._api.store import Store
 
 __all__ = [
-    "EXISTS_CODES",
     "add_exists_options",
     "add_expire_options",
     "add_ls_options",
@@ -46,9 +45,6 @@ __all__ = [
     "ls",
     "rm",
 ]
-
-EXISTS_CODES = "Of exists: 0 all exist, 1 one is missing, 2 no answer."
-"""The exit codes of `exists`."""
 
 _BATCH = 1000
 # Objects of which `rm --dry-run` asks for the leases, in a request each.

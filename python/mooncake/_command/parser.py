@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from mooncake._units import parse_duration, parse_size
 
 __all__ = [
+    "EXISTS_CODES",
     "Parser",
     "add_json",
     "add_master",
@@ -25,6 +26,9 @@ __all__ = [
     "seconds",
     "sizes",
 ]
+
+EXISTS_CODES = "Of exists: 0 all exist, 1 one is missing, 2 no answer."
+"""The exit codes of `exists`."""
 
 _INVALID_CHOICE = re.compile(r"invalid choice: '([^']*)'")
 _UNRECOGNIZED = "unrecognized arguments: "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from typing import IO
@@ -34,7 +33,7 @@ def replace_file(name: str, size: int, pieces: Iterable[bytes | memoryview]) -> 
             write_all(file, pieces)
         return
     directory, base = os.path.split(path)
-    partial = os.path.join(directory, f".{base[:200]}.{secrets.token_hex(4)}.part")
+    partial = os.path.join(directory, f".{base[:200]}.{os.urandom(4).hex()}.part")
     with about(directory):
         descriptor = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
     try:

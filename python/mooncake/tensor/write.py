@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import secrets
+import os
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -199,7 +199,7 @@ def _put_new(batch: _Batch, items: set[int]) -> Operation[set[int]]:
         return items
     generation = ""
     if is_split:
-        generation = batch.generation or secrets.token_hex(_GENERATION_BYTES)
+        generation = batch.generation or os.urandom(_GENERATION_BYTES).hex()
     objects = batch.of(items, batch.shards)
     outcomes = yield batch.put(objects, generation, others)
     left = {
@@ -358,7 +358,7 @@ def _plans(batch: _Batch, items: set[int]) -> Operation[dict[int, _Plan]]:
             stored = [each[len(item.key) :] for each in names if _is_in_another_layout(item, each)]
             if stored:
                 known[at] = other_layout(form, item.layout, [listed(stored)])
-    new, plans = batch.generation or secrets.token_hex(_GENERATION_BYTES), {}
+    new, plans = batch.generation or os.urandom(_GENERATION_BYTES).hex(), {}
     for at, names in shards.items():
         seen = known.get(at)
         try:
