@@ -44,7 +44,12 @@ class Program:
     """
 
     def __init__(
-        self, command: Sequence[str | Path], env: dict[str, str], *, reads_stderr: bool = True
+        self,
+        command: Sequence[str | Path],
+        env: dict[str, str],
+        cwd: Path | None = None,
+        *,
+        reads_stderr: bool = True,
     ) -> None:
         self.returncode: int | None = None
         self._reports, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -53,7 +58,7 @@ class Program:
         self.stdout: IO[str] = os.fdopen(of_stdout)
         self.stderr: IO[str] = os.fdopen(of_stderr)
         words = [str(word) for word in command]
-        request = json.dumps({"command": words, "env": env, "cwd": os.getcwd()}).encode()
+        request = json.dumps({"command": words, "env": env, "cwd": str(cwd or Path.cwd())}).encode()
         # The sender of a longer one would not learn that it was cut.
         assert len(request) < MESSAGE_BYTES
         errors = stderr if reads_stderr else 2
@@ -107,12 +112,28 @@ class Program:
         return texts[self.stdout], texts[self.stderr]
 
 
-def interpreter(command: Sequence[str | Path], env: dict[str, str]) -> subprocess.Popen[str]:
+def interpreter(
+    command: Sequence[str | Path], env: dict[str, str], cwd: Path | None = None
+) -> subprocess.Popen[str]:
     """Start a program as `Program` does, in an interpreter of its own."""
     pipe = subprocess.PIPE
+    command = [sys.executable, *command]
     return subprocess.Popen(
-        [sys.executable, *command], env=env, text=True, stdin=pipe, stdout=pipe, stderr=pipe
+        command, env=env, cwd=cwd, text=True, stdin=pipe, stdout=pipe, stderr=pipe
     )
+
+
+def run_snippet(source: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a snippet of the documentation to its end."""
+    start = Program if "import torch" in source else interpreter
+    program = start(["-c", source], dict(os.environ), cwd)
+    try:
+        output, errors = program.communicate(timeout=55)
+    except BaseException:
+        program.kill()
+        raise
+    assert program.returncode is not None
+    return subprocess.CompletedProcess(source, program.returncode, output, errors)
 
 
 @functools.cache
@@ -138,7 +159,7 @@ def forker() -> socket.socket:
 def serve(requests_fd: int) -> CodeType:
     """Fork a process for each request, and return in it, with the program to execute.
 
-    In the process itself it returns an empty program at the end of the requests.
+    In the process itself, return an empty program at the end of the requests.
     """
     for name in IMPORTED:
         if importlib.util.find_spec(name) is not None:

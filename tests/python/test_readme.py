@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import test_recipes
+from forked_programs import run_snippet
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -28,24 +30,19 @@ def snippets(language: str, text: str = README) -> list[str]:
 
 def guide_snippets() -> list[object]:
     """Return every Python block that one process can run, with an id."""
+    # Of these, test_pg.py runs the first, and test_recipes.py the others.
+    elsewhere = {"guide/process-groups.md", *(f"how-to/{page}" for page in test_recipes.PAGES)}
     return [
         pytest.param(source, id=f"{path.stem}-{number}")
         for path in GUIDES
-        if path.stem != "process-groups"  # test_pg.py runs those
+        if f"{path.parent.name}/{path.name}" not in elsewhere
         for number, source in enumerate(snippets("python", path.read_text(encoding="utf-8")))
     ]
 
 
 def run(source: str) -> subprocess.CompletedProcess[str]:
-    """Run a Python snippet in a new interpreter."""
-    return subprocess.run(
-        [sys.executable, "-c", source],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=ROOT,
-    )
+    """Run a Python snippet as a user does."""
+    return run_snippet(source, ROOT)
 
 
 def test_embedded_snippet_runs() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forked_programs import run_snippet
 
 import mooncake
 
@@ -21,14 +22,9 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
-PYTHON = [
-    block
-    for page in ("recipes.md", "files.md", "checkpoints.md")
-    for block in blocks(page, "python")
-]
-SHELL = [
-    block for page in ("recipes.md", "files.md", "checkpoints.md") for block in blocks(page, "bash")
-]
+PAGES = ("recipes.md", "files.md", "checkpoints.md")
+PYTHON = [block for page in PAGES for block in blocks(page, "python")]
+SHELL = [block for page in PAGES for block in blocks(page, "bash")]
 # A safetensors file with one tensor of two bytes.
 HEADER = b'{"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}'
 
@@ -48,7 +44,8 @@ def run(command: list[str], folder: Path, **variables: str) -> None:
 
 @pytest.mark.parametrize("number", range(len(PYTHON)))
 def test_python_runs(number: int, tmp_path: Path) -> None:
-    run([sys.executable, "-c", PYTHON[number]], tmp_path)
+    done = run_snippet(PYTHON[number], tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.fixture
