@@ -163,8 +163,9 @@ COUNTED := CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_OPT_LEVEL=1 CARGO_PROFILE_DEV_D
 test-counts: setup ## Compare the instructions of hot calls with benches/instructions.txt
 	$(COUNTED)
 
+# The tests for the virtual machine come first, so that it runs while the others are built.
 .PHONY: build-tests
-build-tests: setup ## Build what `make test-rust` and `make test-counts` run
+build-tests: build-rdma-tests ## Build what `make test-rust` and `make test-counts` run
 	nice cargo test $(RUST_TESTED) --no-run --quiet
 	nice env $(COUNTED) --no-run --quiet
 
@@ -184,8 +185,12 @@ compile-python: setup
 test-python: dev $(VENV)/.test-tools compile-python ## Python tests against the extension that `make dev` built
 	$(PYTEST)
 
+.PHONY: build-rdma-tests
+build-rdma-tests: setup
+	@scripts/test-rdma.sh --build
+
 .PHONY: test-rdma
-test-rdma: dev $(VENV)/.test-tools compile-python ## Tests of RDMA in a virtual machine with Soft-RoCE
+test-rdma: build-rdma-tests dev $(VENV)/.test-tools compile-python ## Tests of RDMA in a virtual machine with Soft-RoCE
 	@scripts/test-rdma.sh
 
 ROUNDS ?= 3

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Runs the tests that need RDMA devices in a virtual machine with Soft-RoCE.
 #
-# Usage: test-rdma.sh. Builds on this machine and runs in the guest (scripts/rdma-vm). Where a virtual
-# machine cannot be set up or does not boot, says why, and fails only if RDMA_TESTS=required.
+# Usage: test-rdma.sh [--build]. With --build, builds them on this machine and writes a list of the programs; without,
+# runs those in the guest (scripts/rdma-vm). Where a virtual machine cannot be set up or does not boot, says why, and
+# fails only if RDMA_TESTS=required.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+list=target/rdma-tests
 
 # Test targets, and the names of their tests that use the devices of the machine.
 targets=(
@@ -13,8 +15,21 @@ targets=(
   behaviour:rdma
   rdma_pairs:real
 )
-# The selection of `make test`: cargo builds nothing once more.
-read -ra selection <<<"$(sed -n 's/^RUST_TESTED := //p' Makefile)"
+
+if [ "${1:-}" = --build ]; then
+  # The selection of `make test`: cargo builds nothing once more.
+  read -ra selection <<<"$(sed -n 's/^RUST_TESTED := //p' Makefile)"
+  for target in "${targets[@]}"; do
+    selection+=(--test "${target%:*}")
+  done
+  messages=$(cargo test --no-run --quiet --message-format=json "${selection[@]}")
+  for target in "${targets[@]}"; do
+    IFS=: read -r test name <<<"$target"
+    binary=$(sed -n "s#.*\"executable\":\"\([^\"]*/$test-[0-9a-f]*\)\".*#\1#p" <<<"$messages" | tail -n 1)
+    printf '%s\n' "${binary:?no program of $test}" "$name"
+  done >"$list"
+  exit
+fi
 
 skip() {
   printf 'test-rdma: skipped, no virtual machine: %s\n' "$1"
@@ -25,13 +40,7 @@ skip() {
 reason=$(scripts/rdma-vm --setup 2>&1) || skip "$(tail -n 1 <<<"$reason")"
 scripts/rdma-vm --quiet --timeout 240 -- true || skip 'it does not boot, see above'
 
-commands=()
-for target in "${targets[@]}"; do
-  IFS=: read -r test name <<<"$target"
-  messages=$(cargo test --no-run --quiet --message-format=json "${selection[@]}" --test "$test")
-  binary=$(sed -n "s#.*\"executable\":\"\([^\"]*/$test-[0-9a-f]*\)\".*#\1#p" <<<"$messages" | tail -n 1)
-  commands+=("$binary" "$name")
-done
+mapfile -t commands <"$list"
 # The last one needs devices in a network namespace.
 pairs=${commands[-2]}
 commands=("${commands[@]:0:${#commands[@]}-2}")
