@@ -55,6 +55,8 @@ pub(crate) struct Cluster {
     /// A request to hand the leadership over.
     handover: Mutex<Option<Handover>>,
     counts: Arc<LogCounts>,
+    /// Why changes were not confirmed when this master led last; `None` if they were.
+    unconfirmed: Arc<Mutex<Option<Error>>>,
     /// The label of the pod in Kubernetes.
     label: Option<LeaderLabel>,
 }
@@ -128,6 +130,7 @@ impl Cluster {
             next_frame: AtomicU64::new(1),
             handover: Mutex::default(),
             counts: Arc::default(),
+            unconfirmed: Arc::default(),
             label: backend.label,
         })
     }
@@ -143,6 +146,21 @@ impl Cluster {
         let (reply, answer) = oneshot::channel();
         *self.handover.lock() = Some(Handover { to, reply });
         answer.await.unwrap_or_else(|_| Err(not_leader(None)))
+    }
+
+    /// Returns the refusal of a call by this master, which does not lead: who does, or why nobody can be
+    /// elected.
+    pub(crate) fn refusal(&self) -> Error {
+        if let Some(leader) = self.leader_address() {
+            return not_leader(Some(&leader));
+        }
+        let error = not_leader(None);
+        match self.elector.known().failure {
+            Some(failure) => error
+                .with("lease_service", self.elector.service_address())
+                .caused_by(self.unconfirmed.lock().clone().unwrap_or(failure)),
+            None => error,
+        }
     }
 
     /// Waits for the error after which this process cannot go on.

@@ -218,6 +218,7 @@ impl MemberThread {
     ) -> Result<Membership> {
         let began = SystemClock.now();
         self.cluster.set_state(MemberState::LeaderWarmup);
+        self.cluster.unconfirmed.lock().take();
         // Before anything is answered: the members are those that the election was won with.
         let Ok(required) = self.cluster.elector.required_members() else { return Ok(membership) };
         let term = NewTerm {
@@ -275,7 +276,8 @@ impl MemberThread {
             "took the state of the log over"
         );
         let validity = self.cluster.elector.validity();
-        service.shared().set_leadership(Leadership { view, validity });
+        let unconfirmed = Arc::clone(&self.cluster.unconfirmed);
+        service.shared().set_leadership(Leadership { view, validity, unconfirmed });
         Ok(Arc::new(service))
     }
 
@@ -359,7 +361,7 @@ impl MemberThread {
 
     fn end_term(&self, service: &Service, source: &LogSource, running: RunningService) {
         // From here on nothing is answered any more.
-        service.shared().end(not_leader(None));
+        service.shared().end(self.cluster.refusal());
         source.close();
         self.server.stop_service(running);
         // Calls that still hold the service write nothing any more.

@@ -84,7 +84,16 @@ pub(crate) struct ClusterStatus {
 impl Cluster {
     /// Returns the address of the master that serves, as far as it is known.
     pub(crate) fn leader_address(&self) -> Option<String> {
-        self.elector.leader().and_then(|leader| serving_address(&leader).map(str::to_owned))
+        let (role, leader) = (self.elector.role(), self.elector.leader()?);
+        let leader = Some(leader).filter(|leader| self.is_present(leader, role))?;
+        serving_address(&leader).map(str::to_owned)
+    }
+
+    /// Returns whether a leader that the service named last may lead still. This master knows better than
+    /// the service whether it is the one.
+    fn is_present(&self, leader: &Leader, role: Role) -> bool {
+        let is_own = serving_address(leader) == Some(self.settings.address.as_str());
+        !is_own || matches!(role, Role::Leader { .. })
     }
 
     /// Returns what is known. The log is that of a leader.
@@ -92,7 +101,7 @@ impl Cluster {
         let (role, known, settings) = (self.elector.role(), self.elector.known(), &self.settings);
         let (state, transitions) = *self.state.lock();
         let is_leader = state == MemberState::Serving && matches!(role, Role::Leader { .. });
-        let leader = known.snapshot.leader.as_ref();
+        let leader = known.snapshot.leader.as_ref().filter(|leader| self.is_present(leader, role));
         let in_sync = known.snapshot.in_sync.as_ref();
         let in_sync: Vec<String> =
             in_sync.iter().flat_map(|set| set.members.iter().map(ToString::to_string)).collect();
@@ -114,7 +123,12 @@ impl Cluster {
             cluster: settings.cluster.clone(),
             backend: self.elector.service_address(),
             address: settings.address.clone(),
-            leader: leader.and_then(serving_address).map(str::to_owned),
+            // The service may not have told a leader yet that it leads.
+            leader: if is_leader {
+                Some(settings.address.clone())
+            } else {
+                leader.and_then(serving_address).map(str::to_owned)
+            },
             view: match role {
                 Role::Leader { view, .. } => Some(view.0),
                 _ => leader.map(|leader| leader.view.0),

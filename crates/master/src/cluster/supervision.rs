@@ -8,7 +8,8 @@ use mooncake_election::MemberId;
 use super::Cluster;
 use crate::journal::{FollowerStatus, Journal};
 
-/// Time for which changes wait for a member that cannot be taken out of the set; then they fail.
+/// Time for which changes wait for a member that is silent and cannot be taken out of the set; then they
+/// fail.
 const STUCK_AFTER: Duration = Duration::from_secs(5);
 
 /// Bytes of changes that a standby may lack when changes begin to wait for it.
@@ -17,12 +18,17 @@ const JOINING_LAG_MAX: u64 = 64 << 10;
 /// Pause after a change of the set that failed.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
+/// Maximum time of one change of the set. Meanwhile the leader does nothing else for its standbys.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// The changes of a leader.
 #[derive(Debug)]
 pub(super) struct Supervision {
     rule: Rule,
-    /// Since when changes of the set fail.
-    failing_since: Option<Moment>,
+    /// Why the last change of the set failed; `None` if it did not.
+    failure: Option<Error>,
+    /// Whether changes of data fail because a member is silent.
+    is_stuck: bool,
     not_before: Moment,
     joining: Option<Joining>,
 }
@@ -38,7 +44,8 @@ struct Joining {
 impl Supervision {
     pub(super) fn new(own: MemberId, copies: usize, timeout: Duration) -> Self {
         let rule = Rule { own, copies, timeout };
-        Self { rule, failing_since: None, not_before: Moment::default(), joining: None }
+        let not_before = Moment::default();
+        Self { rule, failure: None, is_stuck: false, not_before, joining: None }
     }
 
     /// Changes the set if a member has to go or can come.
@@ -48,10 +55,20 @@ impl Supervision {
     pub(super) fn step(&mut self, cluster: &Cluster, journal: &Journal) -> Result<()> {
         let now = SystemClock.now();
         let required = cluster.elector.required_members()?;
-        let Some(members) = self.begin_change(&required, journal, now) else { return Ok(()) };
-        let changed = cluster.elector.change_in_sync(members, now + cluster.settings.ttl / 3);
+        let Some(members) = self.begin_change(&required, journal, now) else {
+            if self.failure.is_none() {
+                cluster.unconfirmed.lock().take();
+            }
+            return Ok(());
+        };
+        let timeout = ATTEMPT_TIMEOUT.min(cluster.settings.ttl / 3);
+        let changed = cluster.elector.change_in_sync(members, now + timeout);
+        let now = SystemClock.now();
+        let failure = changed.as_ref().err();
+        *cluster.unconfirmed.lock() =
+            failure.and_then(|error| unconfirmed(journal, error, self.rule.timeout, now));
         let required = cluster.elector.required_members()?;
-        self.end_change(&required, changed, journal, SystemClock.now());
+        self.end_change(&required, changed, journal, now);
         Ok(())
     }
 
@@ -63,6 +80,7 @@ impl Supervision {
         journal: &Journal,
         now: Moment,
     ) -> Option<BTreeSet<MemberId>> {
+        self.fail_stuck_changes(journal, now);
         if !self.not_before.has_passed(now) {
             return None;
         }
@@ -114,26 +132,27 @@ impl Supervision {
     }
 
     fn end_failure(&mut self, journal: &Journal) {
-        if self.failing_since.take().is_some() {
+        self.failure = None;
+        if std::mem::take(&mut self.is_stuck) {
             journal.set_stuck(None);
         }
     }
 
     fn record_failure(&mut self, journal: &Journal, error: Error, now: Moment) {
         self.not_before = now + RETRY_PAUSE;
-        let since = *self.failing_since.get_or_insert(now);
         tracing::warn!(%error, "the in-sync set cannot be changed");
-        if (since + STUCK_AFTER).has_passed(now) {
-            let text = "a standby that must have the change does not confirm it, and the lease service \
-                        does not take it out of the in-sync set; whether the change was made is not \
-                        known";
-            let standbys = journal.followers().status();
-            let silent = standbys.iter().filter(|standby| standby.silent_since.is_some());
-            let silent: Vec<_> = silent.map(|standby| standby.member.as_str()).collect();
-            let stuck = Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS, text)
-                .with("standby", silent.join(", "))
-                .caused_by(error);
-            journal.set_stuck(Some(stuck));
+        self.failure = Some(error);
+        self.fail_stuck_changes(journal, now);
+    }
+
+    /// Lets changes of data fail while a member that must have them was silent for too long, and cannot be
+    /// taken out of the set.
+    fn fail_stuck_changes(&mut self, journal: &Journal, now: Moment) {
+        let Some(error) = &self.failure else { return };
+        let stuck = unconfirmed(journal, error, STUCK_AFTER, now);
+        if stuck.is_some() != self.is_stuck {
+            self.is_stuck = stuck.is_some();
+            journal.set_stuck(stuck);
         }
     }
 }
@@ -179,6 +198,29 @@ impl Rule {
     }
 }
 
+/// Returns why changes of data are not confirmed: members that must have them are silent for a time, and
+/// the set was not changed because of an error. `None` if no such member is.
+fn unconfirmed(journal: &Journal, error: &Error, time: Duration, now: Moment) -> Option<Error> {
+    let standbys = journal.followers().status();
+    let is_silent = |standby: &&FollowerStatus| {
+        let is_over = |since: Moment| (since + time).has_passed(now);
+        standby.is_required && standby.silent_since.is_some_and(is_over)
+    };
+    let silent: Vec<_> = standbys.iter().filter(is_silent).map(place).collect();
+    if silent.is_empty() {
+        return None;
+    }
+    let text = "a standby that must have the change does not confirm it, and the lease service does not \
+                take it out of the in-sync set; whether the change was made is not known";
+    let stuck = Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS, text);
+    Some(stuck.with("standby", silent.join(", ")).caused_by(error.clone()))
+}
+
+/// Returns the address of a standby, or its id if it has told none.
+fn place(standby: &FollowerStatus) -> &str {
+    if standby.address.is_empty() { &standby.member } else { &standby.address }
+}
+
 /// Returns the members without the leader, as the log names them.
 pub(super) fn others(own: &MemberId, members: &BTreeSet<MemberId>) -> BTreeSet<String> {
     members.iter().filter(|member| *member != own).map(ToString::to_string).collect()
@@ -190,7 +232,10 @@ fn names(members: &BTreeSet<MemberId>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::journal::{Directory, LogSync, SimulatedDisk};
 
     const TIMEOUT: Duration = Duration::from_millis(200);
 
@@ -244,5 +289,28 @@ mod tests {
         check(&["a"], &[behind, slow, away], None);
         // The leader of a set that another one made.
         check(&["b"], &[standby("b", None)], Some(&["a", "b"]));
+    }
+
+    #[test]
+    fn changes_fail_five_seconds_after_the_standby_fell_silent() {
+        let directory = Directory::on(Arc::new(SimulatedDisk::default()));
+        let journal = Journal::open(directory, LogSync::Never).unwrap().journal;
+        let required: BTreeSet<_> = [id("a"), id("b")].into();
+        journal.require_standbys(&others(&id("a"), &required));
+        let silent_since = journal.followers().status()[0].silent_since.unwrap();
+        let after = |millis| silent_since + Duration::from_millis(millis);
+        let mut supervision = Supervision::new(id("a"), 2, TIMEOUT);
+        let next = supervision.begin_change(&required, &journal, after(4700));
+        assert_eq!(next, Some([id("a")].into()));
+        let failed = Error::internal("etcd is away");
+        supervision.end_change(&required, Err(failed.clone()), &journal, after(4900));
+        assert!(!supervision.is_stuck);
+        // Before the next attempt.
+        supervision.begin_change(&required, &journal, after(5000));
+        assert!(supervision.is_stuck);
+        let error = unconfirmed(&journal, &failed, STUCK_AFTER, after(5000)).unwrap().to_string();
+        assert!(error.contains("standby=b") && error.contains("etcd is away"), "{error}");
+        supervision.end_change(&[id("a")].into(), Ok(()), &journal, after(5200));
+        assert!(!supervision.is_stuck);
     }
 }

@@ -13,7 +13,6 @@ use mooncake_proto::v1::{self, request::Call, response};
 
 use super::{Origin, Service, admission, shared_state::SharedState, state_guard};
 use crate::{
-    cluster::not_leader,
     journal::{Journal, JournalStatus, RecoveredJournal, StateOwner},
     state::{Restored, Rules, State},
 };
@@ -159,7 +158,7 @@ impl Service {
         if let Some(leadership) = self.shared.leadership() {
             // At this moment, after all that was waited for: another master may lead already.
             if !leadership.is_valid() {
-                self.shared.end(not_leader(None));
+                self.shared.end(leadership.refusal());
             }
             response.view = leadership.view.0;
         }

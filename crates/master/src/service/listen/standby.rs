@@ -42,7 +42,8 @@ async fn answer_protocol(mut stream: TcpStream, server: &Server) {
     }
 }
 
-/// Greets with the address of the leader; strangers do not learn it from a master with a token.
+/// Greets with the address of the leader, or why there is none; strangers do not learn it from a master
+/// with a token.
 async fn refuse(
     mut stream: TcpStream,
     prefix: BytesMut,
@@ -59,14 +60,13 @@ async fn refuse(
             return Ok(());
         }
     }
-    let leader = if server.config().rpc_token.is_none() {
-        server.cluster().and_then(|cluster| cluster.leader_address())
-    } else {
-        None
+    let refusal = match server.cluster() {
+        Some(cluster) if server.config().rpc_token.is_none() => cluster.refusal(),
+        _ => not_leader(None),
     };
     let ours = ServerGreeting {
         version: native_frame::VERSION,
-        refusal: Some((&not_leader(leader.as_deref())).into()),
+        refusal: Some((&refusal).into()),
         ..ServerGreeting::default()
     };
     let mut output = BytesMut::new();
