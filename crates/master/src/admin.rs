@@ -92,11 +92,7 @@ impl Settings {
 
 impl Admin {
     fn health(&self) -> Value {
-        let mut health = health(&self.service);
-        if let Some(status) = self.cluster_status() {
-            status.add_health(&mut health);
-        }
-        health
+        health(&self.service, self.cluster.as_deref())
     }
 
     /// Returns what is known of the cluster; `None` for a single master.
@@ -243,8 +239,8 @@ fn key_routes(admin: &Arc<Admin>) -> Router<Arc<Admin>> {
         .route_layer(guard)
 }
 
-/// Returns the content of `/health`, also served on the RPC port: upstream's fields, then others.
-pub(crate) fn health(service: &Service) -> Value {
+/// Returns the content of `/health` of a service: upstream's fields, then others.
+fn health(service: &Service, cluster: Option<&Cluster>) -> Value {
     let work = service.work(0);
     let drains = work.jobs.iter().filter(|job| !job.status.is_over()).count();
     let log_state = match service.journal_status() {
@@ -252,7 +248,7 @@ pub(crate) fn health(service: &Service) -> Value {
         Some(status) if status.is_healthy => "healthy",
         Some(_) => "failed",
     };
-    json!({
+    let mut health = json!({
         "status": "ok",
         "role": "leader",
         "ha_state": "serving",
@@ -262,15 +258,26 @@ pub(crate) fn health(service: &Service) -> Value {
         "log": log_state,
         "finalized": service.shared().journal().is_none_or(log::is_final),
         "tasks": {"pending": work.pending, "processing": work.processing, "drains": drains},
-    })
+    });
+    if let Some(cluster) = cluster {
+        cluster.status(service.shared().journal()).add_health(&mut health);
+    }
+    health
 }
 
-/// Returns the content of `/health` on the RPC port of a master that may be a standby.
+/// Returns the content of `/health` on the RPC port: that of a leader only while this master leads.
 pub(crate) fn health_of(server: &Server) -> Value {
-    match (server.service(), server.cluster()) {
-        (Some(service), _) => health(&service),
-        (None, Some(cluster)) => standby::health(&cluster.status(None)),
-        (None, None) => json!({"status": "ok"}),
+    let cluster = server.cluster().map(|cluster| &**cluster);
+    if let Some(service) = server.service() {
+        let health = health(&service, cluster);
+        // At this moment: another master may lead already.
+        if service.shared().may_answer() {
+            return health;
+        }
+    }
+    match cluster {
+        Some(cluster) => standby::health(&cluster.status(None)),
+        None => json!({"status": "ok"}),
     }
 }
 

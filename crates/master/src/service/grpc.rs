@@ -1,5 +1,6 @@
 //! The gRPC protocol: the same calls as methods, with health checking and reflection.
 
+mod health;
 mod request_budget;
 
 use std::{io, sync::Arc, time::Duration};
@@ -17,7 +18,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, service::interceptor::InterceptedService, transport::Server};
 
-use self::request_budget::BudgetedRequests;
+use self::{health::HealthWhileLeading, request_budget::BudgetedRequests};
 use super::{
     Admission, AnsweringThread, Service,
     connection::{GrpcCall, GrpcPeer, GrpcStream},
@@ -44,8 +45,7 @@ pub(crate) async fn serve(
     connections: mpsc::Receiver<io::Result<GrpcStream>>,
     stop: CancellationToken,
 ) {
-    let (health, health_server) = tonic_health::server::health_reporter();
-    health.set_serving::<MasterServer<GrpcService>>().await;
+    let health = HealthWhileLeading::server(Arc::clone(&service)).await;
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -86,7 +86,7 @@ pub(crate) async fn serve(
         .concurrency_limit_per_connection(CALLS_MAX)
         .load_shed(true)
         .timeout(CALL_DEADLINE)
-        .add_service(health_server)
+        .add_service(health)
         .add_optional_service(reflection)
         .add_service(master)
         .serve_with_incoming_shutdown(ReceiverStream::new(connections), stop.cancelled())

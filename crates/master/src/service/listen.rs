@@ -54,7 +54,8 @@ pub(crate) async fn serve_tcp(listener: TcpListener, server: Arc<Server>) {
         };
         let connection = Connection::new(&context, is_local(&stream, peer), Some(peer));
         let (place, inner) = (connection.place.clone(), context.clone());
-        let routed = async move { route(stream, connection, inner).await };
+        let shared = Arc::clone(&server);
+        let routed = async move { route(stream, connection, inner, &shared).await };
         context.spawn_connection(&place, routed);
     }
 }
@@ -88,7 +89,12 @@ enum Protocol {
 }
 
 /// Reads until the first bytes identify the protocol, then serves the connection.
-async fn route(mut stream: TcpStream, connection: Connection, context: ServerContext) {
+async fn route(
+    mut stream: TcpStream,
+    connection: Connection,
+    context: ServerContext,
+    server: &Server,
+) {
     let mut prefix = BytesMut::with_capacity(256);
     let sniffed = tokio::select! {
         sniffed = protocol_of(&mut stream, &mut prefix) => sniffed,
@@ -103,7 +109,7 @@ async fn route(mut stream: TcpStream, connection: Connection, context: ServerCon
             let _ = context.to_grpc.send(Ok(stream)).await;
         }
         Some(Protocol::Http) => {
-            let health = || crate::admin::health(&context.service).to_string();
+            let health = || crate::admin::health_of(server).to_string();
             let _ = timeout(HTTP_DEADLINE, answer_http(stream, prefix, health)).await;
         }
         None => {

@@ -24,8 +24,7 @@ use mooncake_proto::{
 use tokio::{sync::mpsc, time::timeout};
 
 use super::*;
-use crate::addresses::Addresses;
-use crate::cluster::channel::Channel;
+use crate::{addresses::Addresses, admin::health_of, cluster::channel::Channel};
 
 const TTL: Duration = Duration::from_secs(1);
 
@@ -182,6 +181,25 @@ async fn panic_of_a_members_thread_ends_the_process() {
 #[tokio::test(flavor = "multi_thread")]
 async fn panic_of_an_elections_thread_ends_the_process() {
     check(Fault::Acquire).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn health_of_a_leader_names_its_address_and_view() {
+    let Member { handle, server, service: _service, _folder } = start_member(Fault::Never, None);
+    let serving = async {
+        while handle.cluster().status(None).state != "serving" {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(Duration::from_secs(20), serving).await.expect("it leads");
+    let health = health_of(&server);
+    assert_eq!(health["role"], "leader", "{health}");
+    assert_eq!(health["leader_address"], "127.0.0.1:1", "{health}");
+    assert_eq!(health["view_version"], 1, "{health}");
+    assert_eq!(health["log"], "healthy", "{health}");
+    tokio::task::spawn_blocking(|| drop(handle)).await.unwrap();
+    assert_eq!(health_of(&server)["role"], "standby");
+    server.kill();
 }
 
 /// Answers changes of a pod, one connection at a time, and passes their bodies on.

@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use mooncake_base::Token;
+use mooncake_election::View;
 use mooncake_proto::{
     native_frame::{self, FRAME_BYTES_MAX, ServerGreeting},
     native_token::Exchange,
@@ -11,6 +12,9 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     time::timeout,
+};
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
 };
 
 use super::*;
@@ -193,5 +197,44 @@ async fn client_that_hangs_up_gives_its_place_back_while_the_log_hangs() {
     disk.hang(false);
     drop(maintenance);
     freed.expect("its place is free while the disk hangs");
+    context.kill.cancel();
+}
+
+/// Returns the context of a master whose lease is over, and that does not know it yet.
+fn former_leader() -> ServerContext {
+    let service = service();
+    let (validity, unconfirmed) = (Arc::default(), Arc::default());
+    service.shared().set_leadership(Leadership { view: View(1), validity, unconfirmed });
+    ServerContext::for_tests(Arc::new(service), 0)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn former_leader_has_no_health_of_a_leader() {
+    let context = former_leader();
+    let mut stream = connect(serve(&context).await).await;
+    stream.write_all(b"GET /health HTTP/1.1\r\n\r\n").await.unwrap();
+    let mut answer = Vec::new();
+    timeout(DEADLINE, stream.read_to_end(&mut answer)).await.unwrap().unwrap();
+    let answer = String::from_utf8(answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+    assert!(!answer.contains("leader") && !answer.contains("service_ready"), "{answer}");
+    context.kill.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn former_leader_does_not_serve_over_grpc() {
+    let context = former_leader();
+    let uri = format!("http://{}", serve(&context).await);
+    let endpoint = tonic::transport::Endpoint::from_shared(uri).unwrap();
+    let channel = timeout(DEADLINE, endpoint.connect()).await.unwrap().unwrap();
+    let mut client = HealthClient::new(channel);
+    for service in ["", "mooncake.v1.Master"] {
+        let request = || HealthCheckRequest { service: service.to_owned() };
+        let checked = timeout(DEADLINE, client.check(request())).await.unwrap().unwrap();
+        assert_eq!(checked.into_inner().status(), ServingStatus::NotServing, "{service}");
+        let watched = timeout(DEADLINE, client.watch(request())).await.unwrap().unwrap();
+        let first = timeout(DEADLINE, watched.into_inner().message()).await.unwrap().unwrap();
+        assert_eq!(first.unwrap().status(), ServingStatus::NotServing, "{service}");
+    }
     context.kill.cancel();
 }
