@@ -4,21 +4,19 @@
 
 use std::{
     io::{self, Read as _, Write as _},
-    net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs as _},
+    net::{Shutdown, SocketAddr, TcpStream},
     time::Duration,
 };
 
 use bytes::{Buf as _, BytesMut};
-use mooncake_base::{
-    Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock, Token, sync::Mutex,
-};
+use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock, Token, sync::Mutex};
 use mooncake_proto::{
     native_frame::{self, FRAME_BYTES_MAX, Filled, GREETING_BYTES_MAX, ServerGreeting},
     native_token,
     standby::standby_greeting,
 };
 use prost::Message;
-use socket2::SockRef;
+use socket2::{Domain, SockRef, Socket, Type};
 
 use crate::journal::Sent;
 
@@ -72,17 +70,32 @@ impl Channel {
         })
     }
 
-    /// Connects to a leader as a standby, and proves the token.
+    /// Connects to the addresses of a leader as a standby, and proves the token. `keep` takes what ends the
+    /// connection from another thread, also while it is made; it fails once the end has come.
     ///
     /// # Errors
-    /// The leader cannot be reached, does not lead, or has another token.
-    pub(super) fn connect(to: &Endpoint, token: Option<&Token>, deadline: Moment) -> Result<Self> {
-        let host = (&to.host[..], to.port.unwrap_or(crate::config::RPC_PORT));
+    /// The leader cannot be reached, does not lead, or has another token, or `keep` failed.
+    pub(super) fn connect(
+        addresses: &[SocketAddr],
+        token: Option<&Token>,
+        deadline: Moment,
+        keep: impl Fn(Closer) -> Result<()>,
+    ) -> Result<Self> {
         let mut last = io::Error::other("the host name has no address");
-        for address in host.to_socket_addrs().map_err(unreachable)? {
-            match connect_to(address, deadline) {
-                Ok(stream) => {
-                    let mut channel = Self::over(stream, BytesMut::new())?;
+        for (index, address) in addresses.iter().enumerate() {
+            let left = deadline.left(SystemClock.now());
+            // A silent address must leave time for the addresses after it.
+            let share = left / u32::try_from(addresses.len() - index).unwrap_or(1);
+            if share.is_zero() {
+                last = io::ErrorKind::TimedOut.into();
+                break;
+            }
+            let socket = Socket::new(Domain::for_address(*address), Type::STREAM, None)
+                .map_err(unreachable)?;
+            keep(Closer(socket.try_clone().map_err(unreachable)?.into()))?;
+            match socket.connect_timeout(&(*address).into(), share) {
+                Ok(()) => {
+                    let mut channel = Self::over(socket.into(), BytesMut::new())?;
                     channel.greet(token)?;
                     channel.begin_checksums();
                     return Ok(channel);
@@ -288,12 +301,12 @@ impl Sender {
     }
 }
 
-/// Ends a connection from another thread.
+/// Ends a connection from another thread, also one that is being made.
 #[derive(Debug)]
 pub(super) struct Closer(TcpStream);
 
 impl Closer {
-    /// Ends the connection. Reads and writes under way fail.
+    /// Ends the connection. Connecting, reads and writes under way fail.
     pub(super) fn close(&self) {
         // Fails if the peer has already closed it.
         let _ = self.0.shutdown(Shutdown::Both);
@@ -325,14 +338,6 @@ fn encode(message: &impl Message, has_checksums: bool, into: &mut BytesMut) -> R
     Ok(())
 }
 
-fn connect_to(address: SocketAddr, deadline: Moment) -> io::Result<TcpStream> {
-    let left = deadline.left(SystemClock.now());
-    if left.is_zero() {
-        return Err(io::ErrorKind::TimedOut.into());
-    }
-    TcpStream::connect_timeout(&address, left)
-}
-
 fn unreachable(source: io::Error) -> Error {
     Error::new(ErrorCode::RPC_FAIL, "the other master cannot be reached").caused_by(source)
 }
@@ -352,11 +357,13 @@ fn broken(source: io::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::{fmt, net::TcpListener};
+    use std::{fmt, net::TcpListener, sync::mpsc, thread};
 
     use mooncake_proto::standby::{Confirm, Frames, FromLeader, FromStandby, Leases, SnapshotPart};
 
     use super::*;
+
+    const DEADLINE: Duration = Duration::from_secs(60);
 
     /// Returns two connected sockets.
     fn pair() -> (TcpStream, TcpStream) {
@@ -427,6 +434,63 @@ mod tests {
         channel.receive::<FromStandby>().unwrap_err();
     }
 
+    /// Connects on a thread, and ends that once the connection is wanted. Returns the failure.
+    fn interrupted(address: SocketAddr, end_when: impl FnOnce()) -> Error {
+        let (sender, closers) = mpsc::sync_channel(1);
+        let connecting = thread::spawn(move || {
+            let keep = |closer| {
+                sender.send(closer).unwrap();
+                Ok(())
+            };
+            Channel::connect(&[address], None, SystemClock.now() + DEADLINE, keep).unwrap_err()
+        });
+        let closer = closers.recv_timeout(DEADLINE).expect("it can be ended from the start");
+        end_when();
+        closer.close();
+        connecting.join().unwrap()
+    }
+
+    #[test]
+    fn waiting_for_a_greeting_can_be_ended() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut accepted = None;
+        let greeted = || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.read_exact(&mut [0; 12]).unwrap();
+            accepted = Some(stream);
+        };
+        let error = interrupted(listener.local_addr().unwrap(), greeted).to_string();
+        assert!(error.contains("broke"), "not after a silence: {error}");
+    }
+
+    #[test]
+    fn waiting_for_a_silent_host_can_be_ended() {
+        let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        listener.bind(&any.into()).unwrap();
+        listener.listen(0).unwrap();
+        let address = listener.local_addr().unwrap().as_socket().unwrap();
+        // A listener whose queue is full does not answer.
+        let mut queued = Vec::new();
+        while let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_millis(300)) {
+            queued.push(stream);
+        }
+        let error = interrupted(address, || {}).to_string();
+        assert!(error.contains("cannot be reached"), "{error}");
+        assert!(!error.contains("timed out"), "not at the deadline: {error}");
+    }
+
+    #[test]
+    fn nothing_is_connected_after_the_end() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let keep = |_| Err(Error::closed("the end has come"));
+        let connected = Channel::connect(&[address], None, SystemClock.now() + DEADLINE, keep);
+        assert!(connected.unwrap_err().to_string().contains("the end has come"));
+        listener.set_nonblocking(true).unwrap();
+        assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+
     fn connected() -> (Channel, Channel) {
         let (near, far) = pair();
         (channel(near), channel(far))
@@ -460,7 +524,7 @@ mod tests {
         };
         assert_eq!(sender.try_send(&part(1)), Sent::Partly, "more than a socket takes");
         assert_eq!(sender.try_send(&part(2)), Sent::Nothing);
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             scope.spawn(|| sender.send(&part(3)).unwrap());
             for number in [1, 3] {
                 assert!(far.receive::<FromLeader>().unwrap() == part(number), "{number}");

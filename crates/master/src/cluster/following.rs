@@ -1,16 +1,18 @@
 //! The standby's side: receives the log of the leader, writes it to the own log and confirms it.
 
 use std::{
+    net::{IpAddr, SocketAddr},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
+        mpsc::{self, SyncSender},
     },
     thread::{self, JoinHandle},
     time::Duration,
 };
 
 use mooncake_base::{
-    Clock, Endpoint, Error, ErrorCode, Result, SystemClock,
+    Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock,
     sync::{Condvar, Mutex},
 };
 use mooncake_election::{LeaderAddress, Role};
@@ -24,6 +26,7 @@ use super::{
     status::MemberState,
 };
 use crate::{
+    config::RPC_PORT,
     journal::{LogSync, StandbyLog, level::RecordLevel},
     service::VERSION,
 };
@@ -62,7 +65,27 @@ struct Shared {
 /// How far the standby is.
 #[derive(Debug, Default)]
 struct Progress {
-    connection: Option<Closer>,
+    /// What the thread that follows waits for.
+    interrupt: Option<Interrupt>,
+}
+
+/// Ends a wait of the thread that follows.
+#[derive(Debug)]
+enum Interrupt {
+    /// For the addresses of a name. Takes them, or the end.
+    Lookup(SyncSender<Result<Vec<SocketAddr>>>),
+    /// For the leader.
+    Connection(Closer),
+}
+
+impl Interrupt {
+    fn end(&self) {
+        match self {
+            // If the addresses are there already, nothing waits for them.
+            Self::Lookup(sender) => drop(sender.try_send(Err(ended()))),
+            Self::Connection(connection) => connection.close(),
+        }
+    }
 }
 
 impl Following {
@@ -126,8 +149,8 @@ impl Following {
         self.shared.log.lock().cancel_compaction();
         {
             let progress = self.shared.progress.lock();
-            if let Some(connection) = &progress.connection {
-                connection.close();
+            if let Some(interrupt) = &progress.interrupt {
+                interrupt.end();
             }
         }
         self.shared.changed.notify_all();
@@ -172,7 +195,7 @@ impl Shared {
                 }
             }
             let mut progress = self.progress.lock();
-            progress.connection = None;
+            progress.interrupt = None;
             if !self.is_ended() {
                 self.changed.wait_for(&mut progress, RETRY_PAUSE);
             }
@@ -189,10 +212,47 @@ impl Shared {
         }
     }
 
+    /// Lets the end of following interrupt what the thread that follows waits for next.
+    ///
+    /// # Errors
+    /// The end has come.
+    fn set_interrupt(&self, interrupt: Interrupt) -> Result<()> {
+        let mut progress = self.progress.lock();
+        if self.is_ended() {
+            return Err(ended());
+        }
+        progress.interrupt = Some(interrupt);
+        Ok(())
+    }
+
+    /// Returns the addresses of a leader. A name is resolved on a thread that may be left behind: the
+    /// system's resolver cannot be interrupted.
+    fn resolve(&self, leader: &Endpoint, deadline: Moment) -> Result<Vec<SocketAddr>> {
+        let leader = leader.clone().or_port(RPC_PORT);
+        if leader.host.parse::<IpAddr>().is_ok() {
+            return mooncake_os::dial::resolve(&leader, deadline);
+        }
+        let (sender, receiver) = mpsc::sync_channel(1);
+        self.set_interrupt(Interrupt::Lookup(sender.clone()))?;
+        // Nobody waits any more if the end has come, or the deadline.
+        let resolve = move || drop(sender.try_send(mooncake_os::dial::resolve(&leader, deadline)));
+        thread::Builder::new().name("mc-resolve".to_owned()).spawn(resolve).map_err(|source| {
+            Error::internal("the thread that resolves a name cannot be started").caused_by(source)
+        })?;
+        receiver.recv_timeout(deadline.left(SystemClock.now())).unwrap_or_else(|_| {
+            Err(Error::new(
+                ErrorCode::RPC_TIMEOUT,
+                "the name of the leader was not resolved in time",
+            ))
+        })
+    }
+
     fn follow(&self, leader: &Endpoint) -> Result<()> {
         let token = self.cluster.settings.token.as_ref();
         let deadline = SystemClock.now() + CONNECT_TIMEOUT;
-        let mut channel = Channel::connect(leader, token, deadline)?;
+        let addresses = self.resolve(leader, deadline)?;
+        let keep = |closer| self.set_interrupt(Interrupt::Connection(closer));
+        let mut channel = Channel::connect(&addresses, token, deadline, keep)?;
         let ended = self.follow_over(&mut channel);
         if ended.is_err() && !self.is_ended() {
             self.cluster.counts.add_disconnection();
@@ -204,13 +264,7 @@ impl Shared {
     }
 
     fn follow_over(&self, channel: &mut Channel) -> Result<()> {
-        {
-            let mut progress = self.progress.lock();
-            if self.is_ended() {
-                return Ok(());
-            }
-            progress.connection = Some(channel.closer()?);
-        }
+        self.set_interrupt(Interrupt::Connection(channel.closer()?))?;
         let attached = self.attach(channel)?;
         self.log.lock().forget_leases();
         self.begin(channel, &attached)?;
@@ -423,6 +477,27 @@ fn confirm(channel: &mut Channel, confirm: Confirm) -> Result<()> {
     channel.send(&FromStandby { attach: None, confirm: Some(confirm) })
 }
 
+fn ended() -> Error {
+    Error::closed("this master does not follow any more")
+}
+
 fn malformed() -> Error {
     Error::new(ErrorCode::RPC_FAIL, "the message of the leader is malformed")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waiting_for_the_addresses_of_a_leader_can_be_ended() {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let interrupt = Interrupt::Lookup(sender.clone());
+        interrupt.end();
+        assert!(receiver.recv().unwrap().unwrap_err().to_string().contains("does not follow"));
+        // Addresses that are there already, and the end after them, wait for nobody.
+        sender.try_send(Ok(Vec::new())).unwrap();
+        interrupt.end();
+        assert_eq!(receiver.recv().unwrap().unwrap(), []);
+    }
 }
