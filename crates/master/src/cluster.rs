@@ -17,6 +17,7 @@ mod lease_notes;
 mod member;
 mod member_thread;
 mod own_log;
+mod peer_log;
 pub(crate) mod promotable;
 pub(crate) mod shipping;
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The leader's side: sends the log to each standby that connects, and takes its confirmations.
 
 use std::{
-    net::TcpStream,
+    net::{SocketAddr, TcpStream},
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use mooncake_base::{Error, ErrorCode, Result, Token, sync::Mutex};
+use mooncake_base::{Clock, Error, ErrorCode, Result, SystemClock, Token, sync::Mutex};
 use mooncake_election::View;
 use mooncake_proto::{
     native_frame::{self, GREETING_BYTES_MAX, ServerGreeting},
@@ -26,6 +26,7 @@ use super::{
     channel::{Channel, Closer, KEEPALIVE, Sender},
     counts::LogCounts,
     lease_notes, not_leader,
+    peer_log::PeerLog,
     views::LogHistory,
 };
 use crate::{
@@ -56,6 +57,8 @@ pub(crate) struct LogSource {
     connections: Mutex<Vec<Closer>>,
     /// Number of peers that have not shown yet that they are standbys.
     unproven: AtomicUsize,
+    /// The log lines about peers that are refused.
+    log: PeerLog,
     is_closed: AtomicBool,
 }
 
@@ -77,6 +80,7 @@ impl LogSource {
             counts,
             connections: Mutex::default(),
             unproven: AtomicUsize::new(0),
+            log: PeerLog::default(),
             is_closed: AtomicBool::new(false),
         }
     }
@@ -89,9 +93,12 @@ impl LogSource {
         read: BytesMut,
         place: Arc<ConnectionPlace>,
     ) {
+        // It may have gone already; then nothing is to be said of it.
+        let Ok(peer) = stream.peer_addr() else { return };
         if self.unproven.fetch_add(1, Ordering::AcqRel) >= UNPROVEN_MAX {
             self.unproven.fetch_sub(1, Ordering::AcqRel);
-            tracing::warn!(limit = UNPROVEN_MAX, "too many peers connect as standbys");
+            let error = Error::new(ErrorCode::RPC_FAIL, "too many peers connect as standbys");
+            self.record_end(peer, &error.with("limit", UNPROVEN_MAX));
             return;
         }
         let source = Arc::clone(self);
@@ -99,12 +106,26 @@ impl LogSource {
             let proven = source.prove(stream, read, &place);
             source.unproven.fetch_sub(1, Ordering::AcqRel);
             if let Err(error) = proven.and_then(|channel| source.run(channel)) {
-                tracing::warn!(%error, "the connection of a standby ended");
+                source.record_end(peer, &error);
             }
         };
         if let Err(error) = thread::Builder::new().name("mc-ship".to_owned()).spawn(serve) {
             self.unproven.fetch_sub(1, Ordering::AcqRel);
             tracing::error!(%error, "a thread for a standby cannot be started");
+        }
+    }
+
+    /// Counts and logs that the connection of a standby was refused, or ended.
+    fn record_end(&self, peer: SocketAddr, error: &Error) {
+        let is_refused_version = error.code() == ErrorCode::INVALID_VERSION;
+        if is_refused_version {
+            self.service.shared().refused_versions().add();
+        }
+        let Some(count) = self.log.record(SystemClock.now(), peer.ip(), error) else { return };
+        if is_refused_version {
+            tracing::warn!(%peer, %error, count, "refused a standby of another version");
+        } else {
+            tracing::warn!(%peer, %error, count, "the connection of a standby ended");
         }
     }
 
@@ -418,4 +439,38 @@ fn confirmed(message: FromStandby) -> Result<StandbyProgress> {
 
 fn malformed(why: &str) -> Error {
     Error::new(ErrorCode::RPC_FAIL, "the message of a standby is malformed").with("because", why)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::{service::unproven::ConnectionPermits, state::Rules};
+
+    #[test]
+    fn refused_standby_of_another_version_is_counted() {
+        let service = Arc::new(Service::new(Rules::default(), SystemClock::shared()));
+        let (shared, member) = (Arc::clone(&service), "a".to_owned());
+        let source = LogSource::new(shared, View(1), Vec::new(), member, None, Arc::default());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let standby = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut greeting = standby::standby_greeting();
+        greeting[8] += 1;
+        let (stream, _) = listener.accept().unwrap();
+        let place = Arc::new(ConnectionPermits::new(8).take_in());
+        Arc::new(source).serve(stream, BytesMut::from(&greeting[..]), place);
+        let mut channel = Channel::over(standby, BytesMut::new()).unwrap();
+        let answer: ServerGreeting = channel.receive_up_to(GREETING_BYTES_MAX).unwrap();
+        let refusal = answer.check_refusal().unwrap_err().to_string();
+        for version in [format!("standby_version={}", standby::VERSION + 1), "our_version=2".into()]
+        {
+            assert!(refusal.contains(&version), "{refusal}");
+        }
+        let deadline = SystemClock.now() + Duration::from_secs(20);
+        while service.shared().refused_versions().count() == 0 {
+            assert!(!deadline.has_passed(SystemClock.now()), "it is not counted");
+            thread::yield_now();
+        }
+    }
 }

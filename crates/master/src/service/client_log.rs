@@ -34,11 +34,16 @@ pub(crate) struct RefusedVersions {
 impl RefusedVersions {
     /// Counts and logs a refusal; the error has both versions.
     pub(super) fn record(&self, now: Moment, peer: Option<SocketAddr>, error: &Error) {
-        self.count.fetch_add(1, Ordering::Relaxed);
+        self.add();
         if let Some(count) = self.lines.record(now) {
             let peer = peer.map_or_else(|| "a process of this host".to_owned(), |p| p.to_string());
             tracing::warn!(peer, %error, count, "refused a peer of another version");
         }
+    }
+
+    /// Counts a refusal that is logged elsewhere.
+    pub(crate) fn add(&self) {
+        self.count.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns how many there were.

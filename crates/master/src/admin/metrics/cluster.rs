@@ -95,5 +95,9 @@ fn add_log(out: &mut Exposition, status: &ClusterStatus) {
         ),
     ] {
         out.counter(name, help, count);
+        // Upstream has the counters of its log under both names.
+        if name.starts_with("ha_oplog_") {
+            out.counter(&format!("{name}_total"), help, count);
+        }
     }
 }

@@ -222,6 +222,16 @@ mod tests {
         ha_oplog_etcd_write_latency_us";
 
     #[test]
+    fn counters_of_the_log_have_both_names() {
+        let text = text(&Service::new(Rules::default(), SystemClock::shared()));
+        let counters = COUNTERS.split_whitespace().filter(|name| name.starts_with("ha_oplog_"));
+        assert_eq!(counters.clone().count(), 11);
+        for name in counters {
+            assert!(text.contains(&format!("\n# TYPE {name}_total counter\n")), "{name}");
+        }
+    }
+
+    #[test]
     fn exports_every_upstream_metric() {
         let service = Service::new(Rules::default(), SystemClock::shared());
         let text = text(&service);
