@@ -76,6 +76,8 @@ enum Source {
 #[derive(Debug, Default)]
 struct LocatorState {
     current: Option<Current>,
+    /// The master of the list whose calls failed. Other calls may still wait for its answers.
+    doubted: Option<Doubted>,
     /// The index in the list of the master that is tried first.
     next: usize,
     /// Whether a call looks for a master in the list.
@@ -94,6 +96,15 @@ struct Current {
     endpoint: Endpoint,
     view: View,
     link: Arc<SocketLink>,
+}
+
+#[derive(Debug, Clone)]
+struct Doubted {
+    /// The place in the list.
+    index: usize,
+    link: Arc<SocketLink>,
+    /// Whether a call has had no answer in time, and no connection has broken.
+    is_only_late: bool,
 }
 
 impl LocatedLink {
@@ -187,6 +198,9 @@ impl MasterLink for LocatedLink {
             if let Some(current) = &state.current {
                 current.link.close();
             }
+            if let Some(doubted) = &state.doubted {
+                doubted.link.close();
+            }
         }
         self.shared.changed.notify_all();
         if let Source::Service(service) = &self.shared.source {
@@ -236,7 +250,7 @@ impl LeaderLocator {
     }
 
     fn link_of_list(&self, list: &[Endpoint], deadline: Moment) -> Result<Arc<SocketLink>> {
-        let first = {
+        let (first, doubted) = {
             let mut state = self.state.lock();
             loop {
                 if let Some(link) = state.open_link()? {
@@ -244,7 +258,7 @@ impl LeaderLocator {
                 }
                 if !state.is_searching {
                     state.is_searching = true;
-                    break state.next;
+                    break (state.next, state.doubted.clone());
                 }
                 let left = mooncake_os::call_limit::next_wait(deadline);
                 if left.is_zero() {
@@ -254,7 +268,7 @@ impl LeaderLocator {
                 self.changed.wait_for(&mut state, left);
             }
         };
-        let found = self.search(list, first, deadline);
+        let found = self.search(list, first, doubted.as_ref(), deadline);
         let mut state = self.state.lock();
         state.is_searching = false;
         self.changed.notify_all();
@@ -266,31 +280,49 @@ impl LeaderLocator {
         let endpoint = list[index].clone();
         state.current = Some(Current { endpoint, view: View(0), link: Arc::clone(&link) });
         let is_first = !std::mem::replace(&mut state.has_led, true);
+        state.doubted = None;
         drop(state);
-        if !is_first {
+        let is_new = match doubted {
+            Some(doubted) if doubted.index == index => !doubted.is_only_late,
+            Some(doubted) => {
+                // Calls that wait for the former master are repeated at this one.
+                doubted.link.close();
+                true
+            }
+            None => !is_first,
+        };
+        if is_new {
             self.tell();
         }
         Ok(link)
     }
 
-    /// Returns the first master that answers, beginning at an index.
+    /// Returns the first master that answers, beginning at an index. The doubted master keeps its
+    /// link.
     fn search(
         &self,
         list: &[Endpoint],
         first: usize,
+        doubted: Option<&Doubted>,
         deadline: Moment,
     ) -> Result<(usize, Arc<SocketLink>)> {
         let until = deadline.min(SystemClock.now() + self.config.connect_timeout);
         let mut last = None;
         for turn in 0..list.len() {
             let index = (first + turn) % list.len();
-            let address = list[index].clone().or_port(DEFAULT_PORT);
-            let link = SocketLink::to(address, self.config.clone(), Arc::clone(&self.views));
+            let link = match doubted {
+                Some(doubted) if doubted.index == index => Arc::clone(&doubted.link),
+                _ => {
+                    let address = list[index].clone().or_port(DEFAULT_PORT);
+                    let (config, views) = (self.config.clone(), Arc::clone(&self.views));
+                    Arc::new(SocketLink::to(address, config, views))
+                }
+            };
             let now = SystemClock.now();
             // A silent master must leave time for the masters after it.
             let share = until.left(now) / u32::try_from(list.len() - turn).unwrap_or(1);
             match link.greeting(now + share) {
-                Ok(_) => return Ok((index, Arc::new(link))),
+                Ok(_) => return Ok((index, link)),
                 Err(error) => last = Some(error.with("tried", &list[index])),
             }
         }
@@ -312,11 +344,12 @@ impl LeaderLocator {
             return;
         }
         match (&self.source, failure.kind) {
-            (_, Final | Refused) | (Source::List(_), TimedOut) => {}
-            (Source::List(list), Unreachable | Unsent | Broken | CutOff) => {
+            (_, Final | Refused) => {}
+            // The next call asks for a greeting: a process that is stopped gives none.
+            (Source::List(list), Unreachable | Unsent | Broken | CutOff | TimedOut) => {
                 let mut state = self.state.lock();
                 if state.is_current(link) {
-                    state.current = None;
+                    state.doubt_current(failure.kind);
                     state.next =
                         (state.next + usize::from(failure.kind == Unreachable)) % list.len();
                 }
@@ -418,6 +451,14 @@ impl LocatorState {
             return Err(pool::link_closed());
         }
         Ok(self.current.as_ref().map(|current| Arc::clone(&current.link)))
+    }
+
+    /// Has the next call look for a master.
+    fn doubt_current(&mut self, failure: AttemptFailure) {
+        let Some(current) = self.current.take() else { return };
+        current.link.drop_idle();
+        let is_only_late = failure == AttemptFailure::TimedOut;
+        self.doubted = Some(Doubted { index: self.next, link: current.link, is_only_late });
     }
 
     fn is_current(&self, link: &Arc<SocketLink>) -> bool {

@@ -75,10 +75,12 @@ impl SocketLink {
         }
     }
 
-    /// Reads the server's first greeting over a separate connection.
+    /// Reads the server's first greeting over a separate connection. Calls may connect at once then.
     pub(super) fn greeting(&self, deadline: Moment) -> Result<ServerGreeting> {
         let until = deadline.min(SystemClock.now() + self.config.connect_timeout);
-        dial::greeting(&self.address, until)
+        let greeting = dial::greeting(&self.address, until)?;
+        self.circuit.lock().record_success();
+        Ok(greeting)
     }
 
     /// Connects, unless the circuit breaker is open.
@@ -115,7 +117,8 @@ impl SocketLink {
         }
     }
 
-    fn drop_idle(&self) {
+    /// Drops the idle connections: one of the link's was found dead, or without an answer.
+    pub(super) fn drop_idle(&self) {
         self.pool.drop_idle();
         self.heartbeats.drop_idle();
         self.waiting.drop_idle();

@@ -36,6 +36,8 @@ fn main() -> ExitCode {
     let trials = vec![
         trial(None, "list_passes_over_masters_that_are_not_there", list_passes_over_masters),
         trial(None, "list_goes_on_when_its_master_dies", list_goes_on_when_its_master_dies),
+        trial(None, "list_leaves_a_master_that_is_stopped", list_leaves_a_stopped_master),
+        trial(None, "call_at_a_slow_master_of_a_list_goes_on", call_at_a_slow_master_goes_on),
         trial(None, "rejects_addresses_of_other_kinds", rejects_addresses_of_other_kinds),
         trial(no_etcd.clone(), "link_follows_the_leader_in_etcd", link_follows_the_leader_in_etcd),
         trial(no_etcd, "call_waits_for_the_first_leader", call_waits_for_the_first_leader),
@@ -53,6 +55,8 @@ struct FakeMaster {
 struct State {
     calls: AtomicUsize,
     is_silent: AtomicBool,
+    /// Connections are made, and nothing else happens: the process is stopped.
+    is_stopped: AtomicBool,
     is_dead: AtomicBool,
     sockets: Mutex<Vec<TcpStream>>,
 }
@@ -104,6 +108,9 @@ impl FakeMaster {
 impl State {
     fn serve(&self, mut stream: TcpStream) -> std::io::Result<()> {
         stream.read_exact(&mut [0; 12])?;
+        if self.is_stopped.load(Ordering::SeqCst) {
+            return stream.read(&mut [0]).map(drop);
+        }
         let greeting = ServerGreeting {
             version: native_frame::VERSION,
             master: b"m".to_vec(),
@@ -122,7 +129,7 @@ impl State {
             let limit = native_frame::FRAME_BYTES_MAX;
             while native_frame::decode::<v1::Request>(&mut incoming, limit).unwrap().is_some() {
                 self.calls.fetch_add(1, Ordering::SeqCst);
-                if !self.is_silent.load(Ordering::SeqCst) {
+                if ![&self.is_silent, &self.is_stopped].iter().any(|it| it.load(Ordering::SeqCst)) {
                     let mut out = BytesMut::new();
                     native_frame::encode(&v1::Response::default(), &mut out).unwrap();
                     stream.write_all(&out)?;
@@ -174,6 +181,48 @@ fn list_goes_on_when_its_master_dies() {
     // The caller repeats a call that failed.
     while call(&*link).is_err() {}
     assert_eq!((link.address(), second.calls()), (second.address(), 1));
+}
+
+/// Two masters in a list, and a call that waits for an answer of the first one.
+fn hanging_call(
+    cause: fn(&State) -> &AtomicBool,
+    seconds: u64,
+) -> (FakeMaster, FakeMaster, Arc<dyn MasterLink>, thread::JoinHandle<ErrorCode>) {
+    let (first, second) = (FakeMaster::start(), FakeMaster::start());
+    let list = format!("{},{}", first.address(), second.address());
+    let config =
+        LinkConfig { connect_timeout: Duration::from_millis(600), ..LinkConfig::default() };
+    let link = open_link(&list, config).unwrap();
+    call(&*link).unwrap();
+    cause(&first.state).store(true, Ordering::SeqCst);
+    let hanging = {
+        let (link, limit) = (Arc::clone(&link), SystemClock.now() + Duration::from_secs(seconds));
+        thread::spawn(move || link.call(v1::Request::default(), limit).unwrap_err().error.code())
+    };
+    let begin = SystemClock.now();
+    while first.calls() < 2 {
+        assert!(SystemClock.now().since(begin) < Duration::from_secs(20), "it does not arrive");
+        thread::yield_now();
+    }
+    let limit = SystemClock.now() + Duration::from_millis(50);
+    link.call(v1::Request::default(), limit).unwrap_err();
+    (first, second, link, hanging)
+}
+
+fn list_leaves_a_stopped_master() {
+    let (_first, second, link, hanging) = hanging_call(|state| &state.is_stopped, 20);
+    call(&*link).unwrap();
+    assert_eq!((link.address(), second.calls()), (second.address(), 1));
+    // The caller repeats the call at once.
+    assert_eq!(hanging.join().unwrap(), ErrorCode::RPC_FAIL);
+}
+
+fn call_at_a_slow_master_goes_on() {
+    let (first, second, link, hanging) = hanging_call(|state| &state.is_silent, 2);
+    first.state.is_silent.store(false, Ordering::SeqCst);
+    call(&*link).unwrap();
+    assert_eq!((link.address(), second.calls()), (first.address(), 0));
+    assert_eq!(hanging.join().unwrap(), ErrorCode::RPC_TIMEOUT, "its connection is left alone");
 }
 
 fn rejects_addresses_of_other_kinds() {
