@@ -45,11 +45,12 @@ pub struct KubernetesLease {
     observed: Mutex<Observed>,
 }
 
-/// The version of the object that was seen last, and since when.
+/// The version of the object that was seen last, since when, and the duration of the lease in it.
 #[derive(Debug, Default)]
 struct Observed {
     version: String,
     since: Moment,
+    duration: Duration,
 }
 
 impl KubernetesLease {
@@ -81,7 +82,7 @@ impl KubernetesLease {
         let (version, now) = (version(object), SystemClock.now());
         let mut observed = self.observed.lock();
         if observed.version != version {
-            *observed = Observed { version: version.to_owned(), since: now };
+            *observed = Observed { version: version.to_owned(), since: now, duration };
         }
         now.since(observed.since) >= duration
     }
@@ -230,7 +231,7 @@ impl LeaseService for KubernetesLease {
         let end = match &seen.leader {
             Some(_) => {
                 let observed = self.observed.lock();
-                deadline.min(observed.since + self.ttl + Duration::from_millis(1))
+                deadline.min(observed.since + observed.duration + Duration::from_millis(1))
             }
             None => deadline,
         };

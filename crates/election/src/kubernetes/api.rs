@@ -145,19 +145,62 @@ impl ApiServer {
         self.object(&answer, &url).map(drop)
     }
 
-    /// Returns when the object changes after a version. `RPC_TIMEOUT` at the deadline.
-    pub(super) fn wait_for_change(&self, name: &str, after: &str, deadline: Moment) -> Result<()> {
+    /// Returns when the object has another version than `known`. `RPC_TIMEOUT` at the deadline.
+    pub(super) fn wait_for_change(&self, name: &str, known: &str, deadline: Moment) -> Result<()> {
+        if self.wait_for_event(name, known, known, deadline)?.is_none() {
+            return Ok(());
+        }
+        // The version is too old: other objects have changed since. Without one, the events begin
+        // with the object as it is.
+        match self.wait_for_event(name, "", known, deadline)? {
+            None => Ok(()),
+            Some(refusal) => Err(Error::new(
+                ErrorCode::K8S_LEASE_OPERATION_ERROR,
+                "the Kubernetes API refuses to watch the Lease",
+            )
+            .with("lease", name)
+            .with("answer", refusal)),
+        }
+    }
+
+    /// Watches from a version on, until the object has another one than `known`. Returns the error if
+    /// the server does not begin there.
+    fn wait_for_event(
+        &self,
+        name: &str,
+        from: &str,
+        known: &str,
+        deadline: Moment,
+    ) -> Result<Option<Value>> {
         let token = self.token()?;
         let url = format!(
-            "{}?watch=1&fieldSelector=metadata.name%3D{name}&resourceVersion={after}",
+            "{}?watch=1&fieldSelector=metadata.name%3D{name}&resourceVersion={from}",
             self.url
         );
         let headers = token.as_deref().map(|token| ("authorization", token));
-        let mut lines =
-            self.http_client.stream(Request::Get, &url, headers.as_slice(), deadline)?;
-        // Any event says that the object should be read, also one that says that the version is too
-        // old to go on from.
-        lines.next_line().map(drop)
+        let stream = self.http_client.stream(Request::Get, &url, headers.as_slice(), deadline);
+        let mut lines = match stream {
+            // It says so by an event, or before there are any.
+            Err(error) if error.context().any(|named| named == ("status", "410")) => {
+                return Ok(Some(error.to_string().into()));
+            }
+            lines => lines?,
+        };
+        while let Some(line) = lines.next_line()? {
+            let mut event: Value = serde_json::from_slice(&line).map_err(|source| {
+                let text = "the server that is watched is not the Kubernetes API";
+                Error::new(ErrorCode::K8S_LEASE_OPERATION_ERROR, text)
+                    .with("url", &url)
+                    .caused_by(source)
+            })?;
+            if event["type"] == "ERROR" {
+                return Ok(Some(event["object"].take()));
+            }
+            if event["object"]["metadata"]["resourceVersion"] != known {
+                return Ok(None);
+            }
+        }
+        Err(Error::new(ErrorCode::RPC_FAIL, TEXTS.broken).with("url", &url))
     }
 
     fn write(&self, request: Request<'_>, url: &str, deadline: Moment) -> Result<Written> {

@@ -5,7 +5,10 @@ use std::{
     collections::BTreeMap,
     io::{self, BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -31,6 +34,11 @@ pub(crate) struct KubernetesApi {
 #[derive(Default)]
 struct Objects {
     by_name: Mutex<(u64, BTreeMap<String, Value>)>,
+    /// The oldest version from which a watch may go on.
+    oldest: AtomicU64,
+    /// The status of the answer to a watch that begins before; 200: an event says it.
+    refusal: AtomicU16,
+    requests: AtomicUsize,
     pods: Mutex<Pods>,
     changed: Condvar,
 }
@@ -75,6 +83,19 @@ impl KubernetesApi {
 
     pub(crate) fn url(&self) -> String {
         format!("{}://127.0.0.1:{}", self.scheme, self.port)
+    }
+
+    /// Forgets all changes up to now, as the server does after some minutes. A watch that begins before
+    /// is refused with a status; 200: by an event.
+    pub(crate) fn forget_changes(&self, status: u16) {
+        self.objects.refusal.store(status, Ordering::SeqCst);
+        let counter = self.objects.by_name.lock().0;
+        self.objects.oldest.store(counter + 1, Ordering::SeqCst);
+    }
+
+    /// Number of requests until now.
+    pub(crate) fn requests(&self) -> usize {
+        self.objects.requests.load(Ordering::SeqCst)
     }
 
     /// Creates a pod with a label.
@@ -133,6 +154,7 @@ fn answer(stream: Box<dyn Stream>, authorization: &str, objects: &Objects) -> io
     let mut reader = BufReader::new(stream);
     let request = read(&mut reader)?;
     let mut stream = reader.into_inner();
+    objects.requests.fetch_add(1, Ordering::SeqCst);
     if request.authorization != authorization {
         return respond(&mut *stream, 401, &json!({ "reason": "Unauthorized" }));
     }
@@ -180,24 +202,38 @@ fn respond(stream: &mut dyn Stream, status: u16, body: &Value) -> io::Result<()>
     stream.flush()
 }
 
-/// Sends one event as soon as the object of the field selector has another version.
+/// Sends an event whenever the object of the field selector has another version, and at the beginning
+/// if the version is not given.
 fn watch(stream: &mut dyn Stream, query: &str, objects: &Objects) -> io::Result<()> {
     let field = |name: &str| {
         query.split('&').find_map(|part| part.strip_prefix(name)).unwrap_or_default().to_owned()
     };
     let (name, after) = (field("fieldSelector=metadata.name%3D"), field("resourceVersion="));
-    let after: u64 = after.parse().unwrap_or(0);
-    stream.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")?;
+    let mut after: u64 = after.parse().unwrap_or(0);
+    let is_forgotten = after > 0 && after < objects.oldest.load(Ordering::SeqCst);
+    let expired = json!({ "kind": "Status", "code": 410, "reason": "Expired" });
+    match objects.refusal.load(Ordering::SeqCst) {
+        status if is_forgotten && status != 200 => return respond(stream, status, &expired),
+        _ => stream.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")?,
+    }
     stream.flush()?;
+    if is_forgotten {
+        let event = json!({ "type": "ERROR", "object": expired });
+        stream.write_all(format!("{event}\n").as_bytes())?;
+        return stream.flush();
+    }
     let mut state = objects.by_name.lock();
     loop {
         if let Some(object) = state.1.get(&name)
             && version(object) > after
         {
+            after = version(object);
             let event = json!({ "type": "MODIFIED", "object": object }).to_string();
             drop(state);
             stream.write_all(format!("{event}\n").as_bytes())?;
-            return stream.flush();
+            stream.flush()?;
+            state = objects.by_name.lock();
+            continue;
         }
         if objects.changed.wait_for(&mut state, Duration::from_secs(30)).timed_out() {
             return Ok(());

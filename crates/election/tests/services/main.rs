@@ -6,13 +6,13 @@ mod kubernetes_api;
 mod proxy;
 mod suite;
 
-use std::{process::ExitCode, sync::Arc, time::Duration};
+use std::{process::ExitCode, sync::Arc, thread, time::Duration};
 
 use libtest_mimic::Arguments;
 use mooncake_base::{Clock, Endpoint, Moment, SystemClock, requirement::trial};
 use mooncake_election::{
-    ClusterId, Election, Elector, InSyncSet, LeaderAddress, LeaseService, MemberId, Role, Timing,
-    View,
+    Basis, Bid, ClusterId, Election, Elector, InSyncSet, LeaderAddress, LeaseService, MemberId,
+    OwnerToken, Role, Snapshot, Timing, View,
     etcd::EtcdLease,
     kubernetes::{ApiServer, KubernetesLease, LeaderLabel},
     redis::RedisLease,
@@ -45,6 +45,16 @@ fn main() -> ExitCode {
         trial(no_redis, "emptied_redis_elects_nobody", emptied_redis_elects_nobody),
         trial(None, "kubernetes_grants_one_lease", kubernetes_grants_one_lease),
         trial(None, "kubernetes_is_reached_over_tls", kubernetes_is_reached_over_tls),
+        trial(
+            None,
+            "kubernetes_watch_lasts_as_long_as_the_lease",
+            kubernetes_watch_lasts_as_long_as_the_lease,
+        ),
+        trial(
+            None,
+            "kubernetes_watch_goes_on_from_an_old_version",
+            kubernetes_watch_goes_on_from_an_old_version,
+        ),
         trial(None, "pod_of_the_leader_has_a_label", pod_of_the_leader_has_a_label),
     ];
     libtest_mimic::run(&arguments, trials).exit_code()
@@ -110,6 +120,55 @@ fn kubernetes_is_reached_over_tls() {
     lease(None).read(soon()).unwrap_err();
     ApiServer::new(&api.url(), "default", Some(b"no certificate"), None).unwrap_err();
     ApiServer::new(&api.url(), "Bad/Name", None, None).unwrap_err();
+}
+
+/// Watches for a while in which nothing changes. Returns the number of requests of that.
+fn watch_quietly(api: &KubernetesApi, lease: &KubernetesLease, seen: &Snapshot) -> usize {
+    let (before, end) = (api.requests(), SystemClock.now() + Duration::from_millis(200));
+    let unchanged = lease.watch(seen, end).unwrap();
+    assert!(unchanged.has_values_of(seen), "{unchanged:?}");
+    assert!(end.has_passed(SystemClock.now()), "the watch ends early, and is repeated at once");
+    api.requests() - before
+}
+
+fn kubernetes_watch_lasts_as_long_as_the_lease() {
+    let api = KubernetesApi::start();
+    let lease = |ttl| {
+        let server = ApiServer::new(&api.url(), "default", None, None).unwrap();
+        KubernetesLease::new(server, "l", ttl).unwrap()
+    };
+    suite::founder(&lease(TTL * 10));
+    // A client does not know the time of the masters.
+    let client = lease(Duration::from_millis(10));
+    let seen = client.read(soon()).unwrap();
+    assert_eq!(watch_quietly(&api, &client, &seen), 2, "a watch and a read");
+}
+
+fn kubernetes_watch_goes_on_from_an_old_version() {
+    let api = KubernetesApi::start();
+    let server = ApiServer::new(&api.url(), "default", None, None).unwrap();
+    let lease = KubernetesLease::new(server, "l", TTL).unwrap();
+    let held = suite::founder(&lease);
+    lease.release(&held, soon()).unwrap();
+    let seen = lease.read(soon()).unwrap();
+    for status in [200, 410] {
+        api.forget_changes(status);
+        assert_eq!(watch_quietly(&api, &lease, &seen), 3, "two watches and a read");
+    }
+    let before = api.requests();
+    let set = seen.in_sync.clone().unwrap();
+    let bid = Bid { owner: OwnerToken::new(8), basis: Basis::Member, set };
+    let changed = thread::scope(|scope| {
+        let watching = scope.spawn(|| lease.watch(&seen, soon()).unwrap());
+        let begin = SystemClock.now();
+        while api.requests() < before + 2 {
+            assert!(SystemClock.now().since(begin) < Duration::from_secs(20), "it does not watch");
+            thread::yield_now();
+        }
+        lease.acquire(&bid, soon()).unwrap();
+        watching.join().unwrap()
+    });
+    assert_eq!(changed.leader.unwrap().owner, Some(bid.owner));
 }
 
 fn pod_of_the_leader_has_a_label() {
