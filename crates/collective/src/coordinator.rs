@@ -15,7 +15,7 @@ use std::{
 use mooncake_base::{Clock, SystemClock, Token, sync::Condvar, sync::Mutex};
 use mooncake_os::{
     DeadlineStream,
-    greeting::{Acceptor, Greeting, GreetingLimits},
+    acceptor::{Acceptor, ConnectionLimits, ConnectionPlace, pause_accepting},
     threads::Threads,
 };
 
@@ -29,8 +29,8 @@ use crate::{
 /// Longest time that a message to an agent may wait for its socket.
 const SEND_LIMIT: Duration = Duration::from_secs(5);
 
-/// Limits of connections that have not said of which rank they are.
-const GREETINGS: GreetingLimits = GreetingLimits { count: 1024, time: Duration::from_secs(10) };
+/// Limits of connections that have not said of which rank they are. The others are bounded by their threads.
+const LIMITS: ConnectionLimits = ConnectionLimits::of_greetings(1024, Duration::from_secs(10));
 
 /// Most connections, each of which has a thread.
 const AGENTS_MAX: usize = 16_384;
@@ -122,17 +122,17 @@ impl Drop for Coordinator {
 
 impl CoordinatorParts {
     fn accept(self: &Arc<Self>, listener: TcpListener) {
-        let acceptor = Acceptor::new(listener, GREETINGS);
+        let acceptor = Acceptor::new(listener, LIMITS);
         let servers = Threads::new(AGENTS_MAX);
         let is_over = || self.stopping.load(Ordering::SeqCst);
         for connection in 0.. {
-            let Some((stream, greeting)) = acceptor.next(is_over) else { break };
+            let Some((stream, place)) = acceptor.next(is_over) else { break };
             let shared = Arc::clone(self);
             let serving =
-                servers.spawn("mc-pg-agent", move || shared.serve(stream, greeting, connection));
+                servers.spawn("mc-pg-agent", move || shared.serve(stream, place, connection));
             if let Err(error) = serving {
                 tracing::warn!(%error, "a rank is refused: no thread can serve it");
-                Acceptor::pause();
+                pause_accepting();
             }
         }
         for agent in self.state.lock().agents.values() {
@@ -143,15 +143,15 @@ impl CoordinatorParts {
     }
 
     /// Serves one agent until its connection ends.
-    fn serve(&self, mut stream: TcpStream, greeting: Greeting, connection: u64) {
+    fn serve(&self, mut stream: TcpStream, place: ConnectionPlace, connection: u64) {
         let _ = stream.set_nodelay(true);
-        if let Err(error) = auth::accept(&stream, greeting.deadline(), self.token.as_ref()) {
+        if let Err(error) = auth::accept(&stream, place.greeting_deadline(), self.token.as_ref()) {
             tracing::warn!(%error, "a rank was refused");
             return;
         }
-        let first = message::receive(&mut DeadlineStream::new(&stream, greeting.deadline()));
+        let first = message::receive(&mut DeadlineStream::new(&stream, place.greeting_deadline()));
         let Ok(request @ Request::Register { rank, .. }) = first else { return };
-        drop(greeting);
+        drop(place);
         let limits =
             stream.set_read_timeout(None).and_then(|()| stream.set_write_timeout(Some(SEND_LIMIT)));
         let (Ok(()), Ok(writer)) = (limits, stream.try_clone()) else { return };

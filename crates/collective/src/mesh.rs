@@ -21,8 +21,8 @@ use mooncake_base::{
     token::{Nonce, PROOF_BYTES, Proof, hex},
 };
 use mooncake_os::{
+    acceptor::{Acceptor, ConnectionLimits, ConnectionPlace, pause_accepting},
     dial::dial,
-    greeting::{Acceptor, Greeting, GreetingLimits},
     threads::Threads,
 };
 use rustc_hash::FxHasher;
@@ -44,7 +44,8 @@ use crate::{
 /// Most groups of which frames are held before the group is made here.
 const GROUPS_MAX: usize = 4096;
 const DIAL_LIMIT: Duration = Duration::from_secs(10);
-const GREETINGS: GreetingLimits = GreetingLimits { count: 1024, time: DIAL_LIMIT };
+/// Connections that have greeted are bounded by their threads.
+const LIMITS: ConnectionLimits = ConnectionLimits::of_greetings(1024, DIAL_LIMIT);
 /// Most connections, each of which has a thread.
 const THREADS_MAX: usize = 16_384;
 
@@ -207,17 +208,17 @@ impl Mesh {
 
     /// Accepts connections of higher ranks until the mesh is closed.
     pub(crate) fn accept(self: &Arc<Self>, listener: TcpListener) {
-        let acceptor = Acceptor::new(listener, GREETINGS);
-        while let Some((stream, greeting)) = acceptor.next(|| self.is_closing()) {
+        let acceptor = Acceptor::new(listener, LIMITS);
+        while let Some((stream, place)) = acceptor.next(|| self.is_closing()) {
             let mesh = Arc::clone(self);
             let serving = self.threads.spawn("mc-pg-link", move || {
-                if let Err(error) = mesh.greet_caller(stream, greeting) {
+                if let Err(error) = mesh.greet_caller(stream, place) {
                     tracing::debug!(%error, "a connection was refused");
                 }
             });
             if let Err(error) = serving {
                 tracing::warn!(%error, "a connection is refused: no thread can serve it");
-                Acceptor::pause();
+                pause_accepting();
             }
         }
     }
@@ -354,8 +355,12 @@ impl Mesh {
         self.add(stream, member.rank, member.incarnation, shared)
     }
 
-    fn greet_caller(self: &Arc<Self>, mut stream: TcpStream, greeting: Greeting) -> io::Result<()> {
-        auth::accept(&stream, greeting.deadline(), self.token.as_ref())?;
+    fn greet_caller(
+        self: &Arc<Self>,
+        mut stream: TcpStream,
+        place: ConnectionPlace,
+    ) -> io::Result<()> {
+        auth::accept(&stream, place.greeting_deadline(), self.token.as_ref())?;
         let mut rank = [0; 4];
         stream.read_exact(&mut rank)?;
         let mut incarnation = [0; 8];
@@ -365,7 +370,7 @@ impl Mesh {
         let rings = access.open_rings(&mut stream)?;
         let shared = self.share(&mut stream, access, rings)?;
         let link = self.add(stream, rank, incarnation, shared)?;
-        drop(greeting);
+        drop(place);
         self.read(&link);
         Ok(())
     }

@@ -1,13 +1,11 @@
 //! One connection of a dummy client, served by its own thread: requests in, responses out, in
 //! order. The input is untrusted; each frame is checked before it is forwarded.
 
-use std::{
-    io::{self, Read as _, Write as _},
-    sync::atomic::{AtomicBool, Ordering},
-};
+use std::io::{self, Read as _, Write as _};
 
 use bytes::BytesMut;
 use mooncake_base::{ClientId, Clock, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_os::acceptor::ConnectionPlace;
 use mooncake_proto::{
     convert::Caller,
     native_frame::{self, FRAME_BYTES_MAX, Filled, ServerGreeting},
@@ -23,13 +21,15 @@ pub(crate) fn serve(
     greeting: &ServerGreeting,
     peer: Peer<'_>,
     limits: RelayLimits,
+    place: ConnectionPlace,
 ) {
     let mut connection = Connection {
         dummy_clients,
         greeting,
         peer,
         limits,
-        frame_end: None,
+        frame_end: Some(place.greeting_deadline()),
+        place,
         client: None,
         incoming: native_frame::Reader::default(),
         outgoing: BytesMut::new(),
@@ -47,8 +47,6 @@ pub(crate) struct Peer<'a> {
     pub(crate) process: Option<Process>,
     /// Whether it is known to run as this user or as root.
     pub(crate) is_of_this_user: bool,
-    /// Set once a dummy client has made a call.
-    pub(crate) is_known: &'a AtomicBool,
 }
 
 struct Connection<'a> {
@@ -56,6 +54,7 @@ struct Connection<'a> {
     greeting: &'a ServerGreeting,
     peer: Peer<'a>,
     limits: RelayLimits,
+    place: ConnectionPlace,
     /// The time at which the frame that has begun must be complete. The time-out of the socket
     /// limits only each read, and a byte in time would extend it for ever.
     frame_end: Option<Moment>,
@@ -71,7 +70,6 @@ impl Connection<'_> {
         let socket = self.peer.socket;
         socket.set_read_timeout(Some(greeting_timeout)).map_err(broken)?;
         socket.set_write_timeout(Some(frame_timeout)).map_err(broken)?;
-        self.frame_end = Some(SystemClock.now() + greeting_timeout);
         if !self.greet()? {
             return Ok(());
         }
@@ -143,7 +141,7 @@ impl Connection<'_> {
             None => {
                 self.dummy_clients.add_connection(client, self.peer.process.as_ref())?;
                 self.client = Some(client);
-                self.peer.is_known.store(true, Ordering::Relaxed);
+                self.place.end_greeting();
             }
         }
         Ok(client)

@@ -14,14 +14,14 @@ pub(crate) struct Counters {
     failed: AtomicU64,
     nanos: AtomicU64,
     died: AtomicU64,
-    refused: AtomicU64,
 }
 
-/// Current values and limits.
+/// Current values and limits, and what the connections count.
 #[derive(Debug)]
 pub(crate) struct Gauges {
     pub(crate) dummy_clients: (usize, usize),
     pub(crate) connections: (usize, usize),
+    pub(crate) refused: u64,
 }
 
 impl Counters {
@@ -38,11 +38,6 @@ impl Counters {
         self.died.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a refused connection.
-    pub(crate) fn count_refusal(&self) {
-        self.refused.fetch_add(1, Ordering::Relaxed);
-    }
-
     pub(crate) fn add_to(&self, out: &mut Exposition, gauges: &Gauges) {
         for (name, help, (value, most)) in [
             ("mooncake_daemon_guests", "Dummy clients that are served", gauges.dummy_clients),
@@ -53,12 +48,16 @@ impl Counters {
         }
         let read = |sum: &AtomicU64| sum.load(Ordering::Relaxed);
         for (name, help, sum) in [
-            ("calls_total", "Calls of dummy clients forwarded to the master.", &self.calls),
-            ("failed_calls_total", "Forwarded calls without a response.", &self.failed),
-            ("dead_guests_total", "Dummy clients that ended without unregistering.", &self.died),
-            ("refused_connections_total", "Connections refused.", &self.refused),
+            ("calls_total", "Calls of dummy clients forwarded to the master.", read(&self.calls)),
+            ("failed_calls_total", "Forwarded calls without a response.", read(&self.failed)),
+            (
+                "dead_guests_total",
+                "Dummy clients that ended without unregistering.",
+                read(&self.died),
+            ),
+            ("refused_connections_total", "Connections refused.", gauges.refused),
         ] {
-            out.counter(&format!("mooncake_daemon_{name}"), help, read(sum));
+            out.counter(&format!("mooncake_daemon_{name}"), help, sum);
         }
         let seconds = Duration::from_nanos(read(&self.nanos)).as_secs_f64();
         let help = "Total time of forwarded calls in seconds.";
@@ -77,7 +76,7 @@ mod tests {
         counters.count_call(Duration::from_millis(500), false);
         counters.count_death();
         let mut out = Exposition::default();
-        let gauges = Gauges { dummy_clients: (3, 10), connections: (5, 20) };
+        let gauges = Gauges { dummy_clients: (3, 10), connections: (5, 20), refused: 7 };
         counters.add_to(&mut out, &gauges);
         for line in [
             "mooncake_daemon_guests 3",
@@ -86,7 +85,7 @@ mod tests {
             "mooncake_daemon_calls_total 2",
             "mooncake_daemon_failed_calls_total 1",
             "mooncake_daemon_dead_guests_total 1",
-            "mooncake_daemon_refused_connections_total 0",
+            "mooncake_daemon_refused_connections_total 7",
             "mooncake_daemon_call_seconds_total 2",
         ] {
             assert!(out.text().lines().any(|found| found == line), "{line}\n{}", out.text());

@@ -70,8 +70,8 @@ impl Listeners {
     }
 
     /// All sockets.
-    pub(crate) fn all(&self) -> impl Iterator<Item = &Socket> {
-        std::iter::once(&self.tcp).chain(&self.unix)
+    pub(crate) fn into_sockets(self) -> impl Iterator<Item = Socket> {
+        std::iter::once(self.tcp).chain(self.unix)
     }
 }
 

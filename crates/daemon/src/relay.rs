@@ -1,23 +1,23 @@
 //! Relay: accepts dummy clients over the native protocol and forwards their calls to the master.
 
 use std::{
-    net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    thread::JoinHandle,
+    net::{Shutdown, SocketAddr},
+    sync::Arc,
     time::Duration,
 };
 
-use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{
-    ClientId, Clock, Error, Moment, Result, SystemClock, TenantId, exposition::Exposition,
+    ClientId, Clock, Error, Result, SystemClock, TenantId, exposition::Exposition,
+};
+use mooncake_os::{
+    acceptor::{
+        Acceptor, ConnectionLimits, ConnectionPlace, Connections, Overflow, pause_accepting,
+    },
+    threads::Threads,
 };
 use mooncake_proto::native_frame::{self, DaemonGreeting, ServerGreeting};
 use mooncake_store_client::MasterLink;
-use rustc_hash::FxHashMap;
-use socket2::{SockAddr, SockRef, Socket};
+use socket2::Socket;
 
 use crate::{
     client_table::CLIENTS_MAX,
@@ -34,11 +34,8 @@ use crate::{
 /// Stack size of a connection thread.
 const STACK_BYTES: usize = 512 << 10;
 
-/// Delay before a retry when the process is out of file descriptors or threads.
-const RETRY_PAUSE: Duration = Duration::from_millis(50);
-
-/// Time that accepting waits for the end of a silent connection that gives way.
-const DISPLACE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Threads that accept connections at two listeners, and one that watches processes.
+const THREADS_MAX: usize = 3;
 
 /// Time that stopping waits for connections to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
@@ -63,29 +60,21 @@ pub struct RelaySettings {
 /// A running relay. Stops when dropped.
 #[derive(Debug)]
 pub struct Relay {
-    acceptor: Arc<Acceptor>,
-    listeners: Listeners,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    shared: Arc<RelayParts>,
+    address: SocketAddr,
+    acceptors: Vec<Arc<Acceptor<Socket>>>,
+    /// Those that accept connections, and that watch the processes of dummy clients.
+    threads: Threads,
 }
 
-/// Accepts connections and keeps the list of open ones.
 #[derive(Debug)]
-struct Acceptor {
+struct RelayParts {
     dummy_clients: Arc<DummyClients>,
     greeting: ServerGreeting,
-    sockets: Mutex<FxHashMap<u64, OpenConnection>>,
+    connections: Arc<Connections>,
     limits: RelayLimits,
-    /// Signalled when a connection ends.
-    connection_ended: Condvar,
-    last_number: AtomicU64,
-}
-
-/// An open connection.
-#[derive(Debug)]
-struct OpenConnection {
-    socket: Arc<Socket>,
-    /// Whether a dummy client has made a call over it.
-    is_known: Arc<AtomicBool>,
+    /// One for each connection, which bounds them.
+    threads: Threads,
 }
 
 impl Relay {
@@ -103,85 +92,69 @@ impl Relay {
             daemon: Some(daemon),
             ..ServerGreeting::default()
         };
-        let acceptor = Arc::new(Acceptor {
-            dummy_clients: Arc::new(DummyClients::new(link, host, tenant, rpc_timeout, waker)),
-            greeting,
-            sockets: Mutex::default(),
-            limits,
-            connection_ended: Condvar::new(),
-            last_number: AtomicU64::new(0),
+        let dummy_clients = Arc::new(DummyClients::new(link, host, tenant, rpc_timeout, waker));
+        let connections = Connections::new(ConnectionLimits {
+            count: limits.connections_max,
+            overflow: Overflow::Close,
+            greetings: limits.connections_max,
+            greeting_time: limits.greeting_timeout,
         });
-        let relay = Self { acceptor, listeners, threads: Mutex::default() };
-        let watching = watch::start(Arc::clone(&relay.acceptor.dummy_clients), receiver)?;
-        relay.threads.lock().push(watching);
-        for listener in relay.listeners.all() {
-            let accepting = relay.accept_from(listener)?;
-            relay.threads.lock().push(accepting);
+        let threads = Threads::new(usize::MAX).with_stack_bytes(STACK_BYTES);
+        let address = listeners.address();
+        let shared = Arc::new(RelayParts { dummy_clients, greeting, connections, limits, threads });
+        let acceptors = listeners
+            .into_sockets()
+            .map(|listener| Arc::new(Acceptor::sharing(listener, Arc::clone(&shared.connections))));
+        let acceptors: Vec<_> = acceptors.collect();
+        let relay = Self { shared, address, acceptors, threads: Threads::new(THREADS_MAX) };
+        let failed = |source| Error::internal("cannot start a thread").caused_by(source);
+        let dummy_clients = Arc::clone(&relay.shared.dummy_clients);
+        let watch = move || watch::run(&dummy_clients, &receiver);
+        relay.threads.spawn("mc-watch", watch).map_err(failed)?;
+        for acceptor in &relay.acceptors {
+            let (shared, acceptor) = (Arc::clone(&relay.shared), Arc::clone(acceptor));
+            let accept = move || shared.accept(&acceptor);
+            relay.threads.spawn("mc-accept", accept).map_err(failed)?;
         }
         Ok(relay)
     }
 
     /// The address for dummy clients of this host.
-    pub fn address(&self) -> SocketAddr {
-        self.listeners.address()
+    pub const fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// Number of dummy clients.
     pub fn dummy_clients(&self) -> usize {
-        self.acceptor.dummy_clients.count()
+        self.shared.dummy_clients.count()
     }
 
     /// Returns a function that appends the relay's metrics.
     pub fn metrics(&self) -> impl Fn(&mut Exposition) + Send + Sync + 'static {
-        let acceptor = Arc::clone(&self.acceptor);
+        let shared = Arc::clone(&self.shared);
         move |out| {
             let gauges = Gauges {
-                dummy_clients: (acceptor.dummy_clients.count(), CLIENTS_MAX),
-                connections: (acceptor.sockets.lock().len(), acceptor.limits.connections_max),
+                dummy_clients: (shared.dummy_clients.count(), CLIENTS_MAX),
+                connections: (shared.connections.count(), shared.limits.connections_max),
+                refused: shared.connections.refused(),
             };
-            acceptor.dummy_clients.counters.add_to(out, &gauges);
+            shared.dummy_clients.counters.add_to(out, &gauges);
         }
     }
 
     /// Closes every connection and joins the threads. The dummy clients stay registered at the
     /// master, since they may reconnect to the next daemon.
     pub fn stop(&self) {
-        if !self.acceptor.dummy_clients.close() {
+        let RelayParts { dummy_clients, connections, .. } = &*self.shared;
+        if !dummy_clients.close() {
             return;
         }
-        for listener in self.listeners.all() {
-            // Wakes the accepting thread.
-            let _ = listener.shutdown(std::net::Shutdown::Both);
+        self.threads.stop(|| self.acceptors.iter().for_each(|acceptor| acceptor.close()));
+        connections.close(Shutdown::Both);
+        let left = connections.await_end(SystemClock.now() + STOP_TIMEOUT);
+        if left > 0 {
+            tracing::warn!(connections = left, "connections did not end in time");
         }
-        let threads = std::mem::take(&mut *self.threads.lock());
-        for thread in threads {
-            // A panic was already reported by the thread.
-            let _ = thread.join();
-        }
-        self.acceptor.end_connections(SystemClock.now() + STOP_TIMEOUT);
-    }
-
-    #[allow(clippy::disallowed_methods, reason = "there is no event for free file descriptors")]
-    fn accept_from(&self, listener: &Socket) -> Result<JoinHandle<()>> {
-        let failed =
-            |source| Error::internal("cannot start the accepting thread").caused_by(source);
-        let listener = listener.try_clone().map_err(failed)?;
-        let acceptor = Arc::clone(&self.acceptor);
-        std::thread::Builder::new()
-            .name("mc-accept".to_owned())
-            .spawn(move || {
-                while !acceptor.dummy_clients.is_closed() {
-                    match listener.accept() {
-                        Ok((socket, peer)) => acceptor.serve_connection(socket, &peer),
-                        Err(_) if acceptor.dummy_clients.is_closed() => return,
-                        Err(error) => {
-                            tracing::warn!(%error, "cannot accept a connection");
-                            std::thread::sleep(RETRY_PAUSE);
-                        }
-                    }
-                }
-            })
-            .map_err(failed)
     }
 }
 
@@ -191,104 +164,39 @@ impl Drop for Relay {
     }
 }
 
-impl Acceptor {
+impl RelayParts {
+    fn accept(self: &Arc<Self>, acceptor: &Acceptor<Socket>) {
+        while let Some((socket, place)) = acceptor.next(|| self.dummy_clients.is_closed()) {
+            self.serve_connection(socket, place);
+        }
+    }
+
     /// Serves a new connection on its own thread.
-    #[allow(clippy::disallowed_methods, reason = "there is no event for free threads")]
-    fn serve_connection(self: &Arc<Self>, socket: Socket, peer: &SockAddr) {
+    fn serve_connection(self: &Arc<Self>, socket: Socket, place: ConnectionPlace) {
+        // Fails if the peer is gone.
+        let Ok(peer) = socket.peer_addr() else { return };
         if let Some(peer) = peer.as_socket() {
             if !is_local(&socket, peer) {
                 tracing::warn!(%peer, "refused a connection from another host");
-                self.dummy_clients.counters.count_refusal();
+                self.connections.record_refusal();
                 return;
             }
             // Best effort: without it the connection is only slower.
             let _ = socket.set_tcp_nodelay(true);
         }
-        let socket = Arc::new(socket);
-        let is_known = Arc::new(AtomicBool::new(false));
-        let open = OpenConnection { socket: Arc::clone(&socket), is_known: Arc::clone(&is_known) };
-        let Some(number) = self.add_connection(open) else {
-            let limit = self.limits.connections_max;
-            tracing::warn!(limit, "refused a connection: too many connections");
-            self.dummy_clients.counters.count_refusal();
-            return;
-        };
         let is_unix = peer.is_unix();
         let process = is_unix.then(|| Process::of_peer(&socket)).flatten();
         let is_of_this_user = is_unix && is_of_this_user(&socket);
-        let acceptor = Arc::clone(self);
-        let serving = std::thread::Builder::new()
-            .name("mc-dummy".to_owned())
-            .stack_size(STACK_BYTES)
-            .spawn(move || {
-                let guard = ConnectionGuard { acceptor, number };
-                let Self { dummy_clients, greeting, limits, .. } = &*guard.acceptor;
-                let socket = &socket;
-                let peer =
-                    connection::Peer { socket, process, is_of_this_user, is_known: &is_known };
-                connection::serve(dummy_clients, greeting, peer, *limits);
-            });
+        let shared = Arc::clone(self);
+        let serving = self.threads.spawn("mc-dummy", move || {
+            let peer = connection::Peer { socket: &socket, process, is_of_this_user };
+            connection::serve(&shared.dummy_clients, &shared.greeting, peer, shared.limits, place);
+        });
         if let Err(error) = serving {
             tracing::warn!(%error, "refused a connection: cannot start a thread");
-            self.dummy_clients.counters.count_refusal();
-            self.sockets.lock().remove(&number);
-            std::thread::sleep(RETRY_PAUSE);
+            self.connections.record_refusal();
+            pause_accepting();
         }
-    }
-
-    /// Adds a connection and returns its number. Above the limit, the oldest connection over which
-    /// no call was made is ended first; `None` if there is none.
-    fn add_connection(&self, connection: OpenConnection) -> Option<u64> {
-        let deadline = SystemClock.now() + DISPLACE_TIMEOUT;
-        let mut sockets = self.sockets.lock();
-        while sockets.len() >= self.limits.connections_max {
-            let is_silent =
-                |(_, open): &(&u64, &OpenConnection)| !open.is_known.load(Ordering::Relaxed);
-            let (_, oldest) =
-                sockets.iter().filter(is_silent).min_by_key(|(number, _)| **number)?;
-            oldest.shut_down();
-            let left = deadline.left(SystemClock.now());
-            if left.is_zero() {
-                return None;
-            }
-            self.connection_ended.wait_for(&mut sockets, left);
-        }
-        let number = self.last_number.fetch_add(1, Ordering::Relaxed);
-        sockets.insert(number, connection);
-        Some(number)
-    }
-
-    fn end_connections(&self, deadline: Moment) {
-        let mut sockets = self.sockets.lock();
-        sockets.values().for_each(OpenConnection::shut_down);
-        while !sockets.is_empty() {
-            let left = deadline.left(SystemClock.now());
-            if left.is_zero() {
-                tracing::warn!(connections = sockets.len(), "connections did not end in time");
-                return;
-            }
-            self.connection_ended.wait_for(&mut sockets, left);
-        }
-    }
-}
-
-impl OpenConnection {
-    fn shut_down(&self) {
-        // Fails if the peer has already closed the connection.
-        let _ = SockRef::from(&*self.socket).shutdown(std::net::Shutdown::Both);
-    }
-}
-
-/// Removes the connection from the list when its thread ends, even by a panic.
-struct ConnectionGuard {
-    acceptor: Arc<Acceptor>,
-    number: u64,
-}
-
-impl Drop for ConnectionGuard {
-    fn drop(&mut self) {
-        self.acceptor.sockets.lock().remove(&self.number);
-        self.acceptor.connection_ended.notify_all();
     }
 }
 

@@ -1,9 +1,8 @@
 //! Watches the processes of dummy clients. When a process exits, its state at the master is
 //! released at once, even if its children keep descriptors open.
 
-use std::{io, os::fd::AsFd as _, sync::Arc, thread::JoinHandle, time::Duration};
+use std::{io, os::fd::AsFd as _, time::Duration};
 
-use mooncake_base::{Error, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::{dummy_clients::DummyClients, waker::WakeReceiver};
@@ -11,26 +10,15 @@ use crate::{dummy_clients::DummyClients, waker::WakeReceiver};
 /// Delay after a failed poll.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// Starts the watching thread. It ends when the dummy clients are closed and the waker fires.
-///
-/// # Errors
-/// The thread cannot be started.
+/// Watches until the dummy clients are closed and the waker fires.
 #[allow(clippy::disallowed_methods, reason = "repeating the failure faster would not help")]
-pub(crate) fn start(
-    dummy_clients: Arc<DummyClients>,
-    receiver: WakeReceiver,
-) -> Result<JoinHandle<()>> {
-    std::thread::Builder::new()
-        .name("mc-watch".to_owned())
-        .spawn(move || {
-            while !dummy_clients.is_closed() {
-                if let Err(error) = wait_for_exit(&dummy_clients, &receiver) {
-                    tracing::warn!(%error, "cannot watch the processes of dummy clients");
-                    std::thread::sleep(RETRY_PAUSE);
-                }
-            }
-        })
-        .map_err(|source| Error::internal("cannot start the watching thread").caused_by(source))
+pub(crate) fn run(dummy_clients: &DummyClients, receiver: &WakeReceiver) {
+    while !dummy_clients.is_closed() {
+        if let Err(error) = wait_for_exit(dummy_clients, receiver) {
+            tracing::warn!(%error, "cannot watch the processes of dummy clients");
+            std::thread::sleep(RETRY_PAUSE);
+        }
+    }
 }
 
 /// Waits for a process exit or a wake-up, and releases the state of exited processes.

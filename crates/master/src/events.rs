@@ -19,12 +19,13 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use bytes::Bytes;
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Endpoint, Error, Result};
+use mooncake_os::acceptor::ACCEPT_PAUSE;
 use tokio::{
     net::TcpListener,
     sync::{Notify, Semaphore, broadcast},
@@ -48,9 +49,6 @@ const LAG_MAX: usize = 256;
 
 /// The queue capacity used for "unbounded".
 const CAPACITY_MAX: usize = 1 << 24;
-
-/// The pause after a failed `accept`, as when the process has no more file descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The event publisher.
 #[derive(Debug)]

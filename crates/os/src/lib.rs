@@ -7,19 +7,19 @@
 //! CPUs), [`spin_wait`] (busy-polling before a thread sleeps), [`thread`] (niceness and preemptions),
 //! [`memory`] (pages and the memory that is available), [`process`](mod@process) (what the process uses), [`port_holder`](mod@port_holder) (who listens at a port),
 //! [`rlimit`] (the limit of open files),
-//! [`dial`](mod@dial) and [`deadline_stream`] (connections with a deadline), [`greeting`] (connections that
-//! have not said yet who they are), [`dedicated_thread`] (connections served by a thread of their own),
+//! [`dial`](mod@dial) and [`deadline_stream`] (connections with a deadline), [`acceptor`] (connections of
+//! listeners, bounded in number), [`dedicated_thread`] (connections served by a thread of their own),
 //! [`threads`] (the threads of an owner), [`call_limit`] (the deadline of the call that a
 //! thread carries out, and interruptions of it).
 #![warn(missing_docs)]
 
+pub mod acceptor;
 pub mod call_limit;
 pub mod cpu;
 pub mod deadline_stream;
 pub mod dedicated_thread;
 pub mod dial;
 pub mod fork;
-pub mod greeting;
 pub mod memory;
 pub mod port_holder;
 pub mod process;

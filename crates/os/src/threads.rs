@@ -1,23 +1,59 @@
-//! The threads of an owner: named, bounded in number, and joined at its end.
+//! The threads of an owner: named, bounded in number, told to end and joined.
+//!
+//! All threads of the product start here. Most belong to an owner, which [stops](Threads::stop) them. A thread
+//! that [has none](start_detached) ends by itself.
 
 use std::{
     io,
-    thread::{self, JoinHandle},
+    thread::{self, JoinHandle, Scope, ScopedJoinHandle},
 };
 
 use mooncake_base::sync::Mutex;
+
+use crate::fork;
 
 /// Threads that somebody owns.
 #[derive(Debug)]
 pub struct Threads {
     max: usize,
+    stack_bytes: Option<usize>,
+    /// A forked child has none of the threads.
+    generation: u64,
     running: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// Starts a thread that ends by itself and that nobody waits for. What it runs is dropped if it cannot be
+/// started.
+///
+/// # Errors
+/// The error of the system.
+pub fn start_detached(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    thread::Builder::new().name(name.to_owned()).spawn(run).map(drop)
+}
+
+/// Starts a thread that may borrow what its scope may. What it runs is dropped if it cannot be started.
+///
+/// # Errors
+/// The error of the system.
+pub fn start_scoped<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    name: &str,
+    run: impl FnOnce() -> T + Send + 'scope,
+) -> io::Result<ScopedJoinHandle<'scope, T>> {
+    thread::Builder::new().name(name.to_owned()).spawn_scoped(scope, run)
 }
 
 impl Threads {
     /// No threads yet, and never more than `max` at a time.
-    pub const fn new(max: usize) -> Self {
-        Self { max, running: Mutex::new(Vec::new()) }
+    pub fn new(max: usize) -> Self {
+        let running = Mutex::new(Vec::new());
+        Self { max, stack_bytes: None, generation: fork::generation(), running }
+    }
+
+    /// Sets the size of the stacks.
+    pub const fn with_stack_bytes(mut self, stack_bytes: usize) -> Self {
+        self.stack_bytes = Some(stack_bytes);
+        self
     }
 
     /// Starts a thread. What it runs is dropped if it cannot be started.
@@ -31,16 +67,34 @@ impl Threads {
             let text = format!("{} threads run already, which is the limit", running.len());
             return Err(io::Error::new(io::ErrorKind::WouldBlock, text));
         }
-        running.push(thread::Builder::new().name(name.to_owned()).spawn(run)?);
+        let mut builder = thread::Builder::new().name(name.to_owned());
+        if let Some(stack_bytes) = self.stack_bytes {
+            builder = builder.stack_size(stack_bytes);
+        }
+        running.push(builder.spawn(run)?);
         Ok(())
     }
 
-    /// Waits for all threads but the calling one, also for those that others start meanwhile.
+    /// Makes the threads end, and waits for them. Does nothing in a forked child, whose copies of the state
+    /// and of the sockets belong to the parent.
+    pub fn stop(&self, end: impl FnOnce()) {
+        if !self.is_forked() {
+            end();
+            self.join();
+        }
+    }
+
+    /// Waits for all threads but the calling one, also for those that others start meanwhile. There are none
+    /// in a forked child.
     pub fn join(&self) {
         loop {
             let threads = std::mem::take(&mut *self.running.lock());
             if threads.is_empty() {
                 return;
+            }
+            if self.is_forked() {
+                // Dropping the handles would touch threads of the parent.
+                return std::mem::forget(threads);
             }
             for thread in threads {
                 if thread.thread().id() != thread::current().id() {
@@ -49,6 +103,16 @@ impl Threads {
                 }
             }
         }
+    }
+
+    /// Returns whether this process is a fork of the one that owns the threads.
+    pub fn is_forked(&self) -> bool {
+        fork::is_forked_since(self.generation)
+    }
+
+    /// Returns whether a thread has ended, if only by a panic.
+    pub fn has_ended_thread(&self) -> bool {
+        self.running.lock().iter().any(JoinHandle::is_finished)
     }
 }
 
@@ -80,10 +144,22 @@ mod tests {
             .collect();
         let error = threads.spawn("test", || {}).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
-        drop(gates);
-        threads.join();
+        assert!(!threads.has_ended_thread());
+        threads.stop(|| drop(gates));
         assert_eq!(ended.load(Ordering::SeqCst), 2);
         threads.spawn("test", || {}).unwrap();
+        threads.join();
+    }
+
+    #[test]
+    fn forked_child_neither_ends_nor_joins_threads() {
+        let threads = Threads { generation: fork::generation() + 1, ..Threads::new(1) };
+        let (_gate, opened) = mpsc::sync_channel::<()>(1);
+        let run = move || {
+            let _ = opened.recv();
+        };
+        threads.spawn("test", run).unwrap();
+        threads.stop(|| panic!("the threads are those of the parent"));
         threads.join();
     }
 }

@@ -5,7 +5,7 @@ use mooncake_base::fuzz::{Target, check, outcome};
 use crate::{
     client::read_answer,
     rpc_message::{Head, Kind},
-    server::receive,
+    server::{receive_head, receive_rest},
 };
 
 /// Id of the message that is answered.
@@ -25,7 +25,9 @@ fn messages() -> Target {
     let run = |bytes: &[u8]| {
         let mut rest = bytes;
         let mut kinds = Vec::new();
-        while let Ok((head, meta, body)) = receive(&mut rest, BODY_BYTES_MAX, |_| Ok(())) {
+        while let Ok(head) = receive_head(&mut rest, BODY_BYTES_MAX)
+            && let Ok((meta, body)) = receive_rest(&mut rest, &head, |_| Ok(()))
+        {
             let read = &bytes[..bytes.len() - rest.len()];
             assert!(read.ends_with(&[&head.encode()[..], &meta, &body].concat()));
             kinds.push((head.kind, meta.is_empty(), body.is_empty()));

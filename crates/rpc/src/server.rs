@@ -6,14 +6,16 @@ use std::{
     io::{self, Read, Write},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
     sync::Arc,
-    thread::{self, JoinHandle},
     time::Duration,
 };
 
 use mooncake_base::sync::{Condvar, Mutex};
-use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Result, SystemClock};
-use mooncake_os::{DeadlineStream, fork};
-use socket2::SockRef;
+use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_os::{
+    DeadlineStream,
+    acceptor::{Acceptor, ConnectionLimits, ConnectionPlace, Overflow, pause_accepting},
+    threads::Threads,
+};
 
 use crate::{
     body_budget::{BodyBudget, BodyBytes},
@@ -24,10 +26,14 @@ use crate::{
 /// Memory for a body is allocated as its bytes arrive, in steps of at least this size.
 const STEP_BYTES: u64 = 4 << 20;
 
+/// Time in which a client must begin its first message.
+const GREETING_TIME: Duration = Duration::from_secs(10);
+
 /// Settings of a server.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
-    /// Maximum connections; further ones wait until one ends.
+    /// Maximum connections. Above it, the oldest one that has not begun a message gives way; without
+    /// one, the next connection waits until another one ends.
     pub connections_max: usize,
     /// Idle time between messages after which a connection is closed.
     pub idle_timeout: Duration,
@@ -59,8 +65,6 @@ impl Default for ServerConfig {
 pub struct Server {
     shared: Arc<ServerShared>,
     address: SocketAddr,
-    generation: u64,
-    acceptor: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// A received message to be answered. Dropped without an answer, it is refused.
@@ -88,10 +92,12 @@ struct AnswerSlot {
 
 struct ServerShared {
     config: ServerConfig,
-    listener: TcpListener,
+    acceptor: Acceptor,
+    /// One for each connection, and the one that accepts them.
+    threads: Threads,
     bodies: Arc<BodyBudget>,
     state: Mutex<Deliveries>,
-    /// Signalled when a message arrives or is taken, a connection ends, or the server stops.
+    /// Signalled when a message arrives or is taken, or the server stops.
     changed: Condvar,
 }
 
@@ -101,7 +107,6 @@ struct Deliveries {
     waiting: VecDeque<Delivery>,
     /// Messages taken and not answered yet.
     taken: Vec<Arc<AnswerSlot>>,
-    connections: Vec<(TcpStream, JoinHandle<()>)>,
 }
 
 impl Server {
@@ -127,17 +132,24 @@ impl Server {
         let addresses: Vec<_> = listen.to_pair().to_socket_addrs().map_err(refused)?.collect();
         let listener = TcpListener::bind(&addresses[..]).map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
-        let state = Mutex::new(Deliveries::default());
-        let bodies = BodyBudget::new(config.bodies_bytes_max);
-        let changed = Condvar::default();
-        let shared = Arc::new(ServerShared { config, listener, bodies, state, changed });
+        let limits = ConnectionLimits {
+            count: config.connections_max,
+            overflow: Overflow::Wait,
+            greetings: config.connections_max,
+            greeting_time: GREETING_TIME,
+        };
+        let shared = Arc::new(ServerShared {
+            bodies: BodyBudget::new(config.bodies_bytes_max),
+            config,
+            acceptor: Acceptor::new(listener, limits),
+            // The connections are bounded.
+            threads: Threads::new(usize::MAX),
+            state: Mutex::default(),
+            changed: Condvar::default(),
+        });
         let accepting = Arc::clone(&shared);
-        let acceptor = thread::Builder::new()
-            .name("mooncake-rpc".into())
-            .spawn(move || accept(&accepting))
-            .map_err(refused)?;
-        let generation = fork::generation();
-        Ok(Self { shared, address, generation, acceptor: Mutex::new(Some(acceptor)) })
+        shared.threads.spawn("mooncake-rpc", move || accept(&accepting)).map_err(refused)?;
+        Ok(Self { shared, address })
     }
 
     /// The bound address.
@@ -178,37 +190,11 @@ impl Server {
     /// Stops listening, refuses all queued messages, closes every connection and joins the threads.
     /// Idempotent; may be called while answering a message.
     pub fn stop(&self) {
-        if self.is_forked() {
-            return;
-        }
-        let mut state = self.shared.state.lock();
-        state.is_stopped = true;
-        let refused: Vec<_> = state.waiting.drain(..).collect();
-        let taken = std::mem::take(&mut state.taken);
-        let connections = std::mem::take(&mut state.connections);
-        drop(state);
-        self.shared.changed.notify_all();
-        drop(refused);
-        for slot in taken {
-            slot.set(Err("the server was stopped".to_owned()));
-        }
-        // Wakes the accepting thread; fails harmlessly if the listener is already shut down.
-        let _ = SockRef::from(&self.shared.listener).shutdown(Shutdown::Both);
-        for (stream, _) in &connections {
-            // Answers in flight are still sent. Fails harmlessly on connections that the client has
-            // closed.
-            let _ = stream.shutdown(Shutdown::Read);
-        }
-        for (_, thread) in connections {
-            join(thread);
-        }
-        if let Some(acceptor) = self.acceptor.lock().take() {
-            join(acceptor);
-        }
+        self.shared.threads.stop(|| self.shared.end());
     }
 
     fn is_forked(&self) -> bool {
-        fork::is_forked_since(self.generation)
+        self.shared.threads.is_forked()
     }
 }
 
@@ -271,73 +257,37 @@ impl AnswerSlot {
     }
 }
 
-fn join(thread: JoinHandle<()>) {
-    // A thread that stops the server cannot join itself.
-    if thread.thread().id() != thread::current().id() && thread.join().is_err() {
-        tracing::error!("a thread of the server panicked");
-    }
-}
-
 fn accept(shared: &Arc<ServerShared>) {
-    loop {
-        let accepted = shared.listener.accept();
-        let mut state = shared.state.lock();
-        loop {
-            state.connections.retain(|(_, thread)| !thread.is_finished());
-            if state.is_stopped {
-                return;
-            }
-            if state.connections.len() < shared.config.connections_max {
-                break;
-            }
-            shared.changed.wait_for(&mut state, Duration::from_millis(100));
-        }
-        let (stream, source) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection");
-                // Most likely out of file descriptors: retrying at once is useless until one is
-                // closed.
-                shared.changed.wait_for(&mut state, Duration::from_millis(100));
-                continue;
-            }
-        };
-        let Ok(clone) = stream.try_clone() else { continue };
+    while let Some((stream, place)) = shared.acceptor.next(|| shared.state.lock().is_stopped) {
         let serving = Arc::clone(shared);
-        let thread = thread::Builder::new().name("mooncake-rpc".into()).spawn(move || {
-            if let Err(error) = serve(&serving, &stream, source) {
-                tracing::debug!(%error, peer = %source, "a connection ended");
+        let thread = shared.threads.spawn("mooncake-rpc", move || {
+            if let Err(error) = serve(&serving, &stream, &place) {
+                tracing::debug!(%error, "a connection ended");
             }
-            // Explicit shutdown, since the clone for `stop` keeps the socket open.
-            let _ = stream.shutdown(Shutdown::Both);
-            serving.changed.notify_all();
         });
-        match thread {
-            Ok(thread) => state.connections.push((clone, thread)),
-            Err(error) => tracing::warn!(%error, "cannot start a thread for a connection"),
+        if let Err(error) = thread {
+            tracing::warn!(%error, "cannot start a thread for a connection");
+            pause_accepting();
         }
     }
 }
 
 /// Serves messages until the client closes the connection, is idle for too long or sends invalid
 /// data.
-fn serve(shared: &ServerShared, stream: &TcpStream, source: SocketAddr) -> Result<()> {
+fn serve(shared: &ServerShared, stream: &TcpStream, place: &ConnectionPlace) -> Result<()> {
+    let source = stream.peer_addr().map_err(broken)?;
     // Without TCP_NODELAY an answer may wait for an acknowledgement; a failure costs only speed.
     let _ = stream.set_nodelay(true);
     let config = &shared.config;
-    loop {
-        stream.set_read_timeout(Some(config.idle_timeout)).map_err(broken)?;
-        match stream.peek(&mut [0]) {
-            Ok(0) => return Ok(()),
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(broken(error)),
-        }
+    let mut begun_by = place.greeting_deadline();
+    while await_message(stream, begun_by)? {
+        let mut timed = DeadlineStream::new(stream, begun_by);
+        let head = receive_head(&mut timed, config.body_bytes_max)?;
+        place.end_greeting();
         let deadline = SystemClock.now() + config.timeout;
-        let mut timed = DeadlineStream::new(stream, deadline);
+        timed.set_deadline(deadline);
         let mut held = shared.bodies.begin();
-        let (head, meta, body) =
-            receive(&mut timed, config.body_bytes_max, |bytes| held.grow(bytes, deadline))?;
+        let (meta, body) = receive_rest(&mut timed, &head, |bytes| held.grow(bytes, deadline))?;
         let slot = Arc::new(AnswerSlot::default());
         let answer = match head.kind {
             Kind::Data | Kind::Tensor => {
@@ -358,10 +308,49 @@ fn serve(shared: &ServerShared, stream: &TcpStream, source: SocketAddr) -> Resul
         let head = Head { kind, id: head.id, meta_bytes: reason.len() as u32, body_bytes: 0 };
         let mut timed = DeadlineStream::new(stream, SystemClock.now() + config.timeout);
         timed.write_all(&[&head.encode(), reason].concat()).map_err(broken)?;
+        begun_by = SystemClock.now() + config.idle_timeout;
+    }
+    Ok(())
+}
+
+/// Waits for the next message; `false`: the client closed the connection instead.
+fn await_message(stream: &TcpStream, begun_by: Moment) -> Result<bool> {
+    loop {
+        let left = begun_by.left(SystemClock.now());
+        if left.is_zero() {
+            return Err(broken(io::ErrorKind::TimedOut.into()));
+        }
+        stream.set_read_timeout(Some(left)).map_err(broken)?;
+        match stream.peek(&mut [0]) {
+            Ok(count) => return Ok(count > 0),
+            Err(error) if is_transient(&error) => {}
+            Err(error) => return Err(broken(error)),
+        }
     }
 }
 
+fn is_transient(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
 impl ServerShared {
+    /// Refuses all messages, and ends the connections.
+    fn end(&self) {
+        let mut state = self.state.lock();
+        state.is_stopped = true;
+        let refused: Vec<_> = state.waiting.drain(..).collect();
+        let taken = std::mem::take(&mut state.taken);
+        drop(state);
+        self.changed.notify_all();
+        drop(refused);
+        for slot in taken {
+            slot.set(Err("the server was stopped".to_owned()));
+        }
+        self.acceptor.close();
+        // Answers in flight are still sent.
+        self.acceptor.connections().close(Shutdown::Read);
+    }
+
     /// Queues a message; waits while the queue is full.
     fn offer(&self, delivery: Delivery) -> Result<(), String> {
         let deadline = SystemClock.now() + self.config.timeout;
@@ -383,15 +372,20 @@ impl ServerShared {
     }
 }
 
-/// Receives a message. `reserve` is asked for each step of the body before memory is allocated.
-pub(crate) fn receive(
-    stream: &mut impl Read,
-    body_bytes_max: u64,
-    mut reserve: impl FnMut(u64) -> Result<()>,
-) -> Result<(Head, Vec<u8>, Vec<u8>)> {
+/// Receives the head of a message.
+pub(crate) fn receive_head(stream: &mut impl Read, body_bytes_max: u64) -> Result<Head> {
     let mut bytes = [0; HEAD_BYTES];
     stream.read_exact(&mut bytes).map_err(broken)?;
-    let head = Head::decode(&bytes, body_bytes_max)?;
+    Head::decode(&bytes, body_bytes_max)
+}
+
+/// Receives the description and the body of a message. `reserve` is asked for each step of the body
+/// before memory is allocated.
+pub(crate) fn receive_rest(
+    stream: &mut impl Read,
+    head: &Head,
+    mut reserve: impl FnMut(u64) -> Result<()>,
+) -> Result<(Vec<u8>, Vec<u8>)> {
     let mut meta = vec![0; head.meta_bytes as usize];
     stream.read_exact(&mut meta).map_err(broken)?;
     let mut body = Vec::new();
@@ -405,5 +399,5 @@ pub(crate) fn receive(
         body.resize(begin + step as usize, 0);
         stream.read_exact(&mut body[begin..]).map_err(broken)?;
     }
-    Ok((head, meta, body))
+    Ok((meta, body))
 }

@@ -223,3 +223,15 @@ fn serves_clients_above_connection_limit_in_turn() {
     }
     taker.join().unwrap();
 }
+
+#[test]
+fn silent_connections_give_way_to_clients() {
+    let server = server(ServerConfig { connections_max: 2, ..ServerConfig::default() });
+    let mut strangers: Vec<TcpStream> =
+        (0..4).map(|_| TcpStream::connect(server.address()).unwrap()).collect();
+    let taker = answering(&server, 1, |_| Ok(()));
+    let client = client(1, SOON);
+    send(&client, &server, b"x").unwrap();
+    taker.join().unwrap();
+    assert_eq!(strangers[0].read(&mut [0]).unwrap(), 0, "the oldest is closed");
+}

@@ -16,7 +16,7 @@ use std::{
 };
 
 use mooncake_base::{Error, ErrorCode, Result};
-use mooncake_os::fork;
+use mooncake_os::{acceptor::ACCEPT_PAUSE, fork};
 use tokio::{
     net::{TcpListener, TcpStream},
     runtime::Handle,
@@ -33,9 +33,6 @@ use crate::metrics::PoolSnapshot;
 
 /// How long `close` waits for cancelled tasks, which end at their next await.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(200);
-
-/// How long accepting pauses when the process has no free descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The pause after a connection was ended to free its descriptor.
 const DISPLACE_PAUSE: Duration = Duration::from_millis(5);

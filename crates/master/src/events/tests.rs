@@ -1,5 +1,7 @@
 //! The limit and the gaps of the queue, and the wire protocol with a minimal subscriber.
 
+use std::time::Duration;
+
 use bytes::{BufMut, BytesMut};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

@@ -6,6 +6,7 @@ mod standby;
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::BytesMut;
+use mooncake_os::acceptor::ACCEPT_PAUSE;
 use mooncake_proto::native_frame::MAGIC;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -30,9 +31,6 @@ const HTTP_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The maximum size of the head of an HTTP/1 request.
 const HTTP_HEAD_BYTES_MAX: usize = 8 * 1024;
-
-/// The pause after a failed `accept`, as when the process has no more file descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The TCP keepalive time. Probes close the connections of dead hosts.
 const KEEPALIVE: Duration = Duration::from_secs(30);

@@ -6,8 +6,7 @@
 
 use std::{
     collections::BTreeMap,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
-    os::fd::AsRawFd,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, TcpListener},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -15,12 +14,10 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::{
-    Clock, Endpoint, Error, ErrorCode, Result, SegmentId, SystemClock, Token, sync::Mutex,
-};
+use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Result, SegmentId, SystemClock, Token};
 use mooncake_os::{
-    fork,
-    greeting::{Acceptor, Greeting, GreetingLimits},
+    acceptor::{Acceptor, ConnectionLimits, ConnectionPlace, Overflow, pause_accepting},
+    threads::Threads,
 };
 use mooncake_proto::records::{
     CALL_BYTES_MAX, LoadRecords, Loaded, RecordAnswer, RecordCall, RecordsLoaded, RecordsReleased,
@@ -33,11 +30,13 @@ use super::{
     wire::Wire,
 };
 
-/// Limits of connections that have not proved who they are.
-const GREETINGS: GreetingLimits = GreetingLimits { count: 64, time: Duration::from_secs(5) };
-
-/// The maximum number of readers at the same time.
-const CONNECTIONS_MAX: usize = 512;
+/// Limits of readers, and of connections that have not proved who they are.
+const LIMITS: ConnectionLimits = ConnectionLimits {
+    count: 512,
+    overflow: Overflow::Close,
+    greetings: 64,
+    greeting_time: Duration::from_secs(5),
+};
 
 /// The maximum number of loads whose memory a reader holds.
 const LEASES_MAX: usize = 4;
@@ -71,23 +70,16 @@ pub(crate) struct Served {
 #[derive(Debug)]
 pub(crate) struct RecordServer {
     endpoint: String,
-    address: SocketAddr,
     shared: Arc<Shared>,
 }
 
 #[derive(Debug)]
 struct Shared {
     served: Served,
+    acceptor: Acceptor,
     is_stopped: AtomicBool,
-    /// Sockets of a forked child belong to its parent.
-    generation: u64,
-    connections: Mutex<Connections>,
-}
-
-#[derive(Debug, Default)]
-struct Connections {
-    next: u64,
-    open: BTreeMap<u64, TcpStream>,
+    /// One for each connection, and the one that accepts them.
+    threads: Threads,
 }
 
 /// The memory that one connection holds.
@@ -110,20 +102,16 @@ impl RecordServer {
             .map_err(failed("the server of records on disk cannot listen"))?;
         let address = listener.local_addr().map_err(failed("a listener has no address"))?;
         let endpoint = Endpoint::new(host, address.port()).to_string();
-        let connections = Mutex::default();
-        let (is_stopped, generation) = (AtomicBool::new(false), fork::generation());
-        fork::guard_descriptor(listener.as_raw_fd());
-        let shared = Arc::new(Shared { served, is_stopped, generation, connections });
-        let (descriptor, acceptor) = (listener.as_raw_fd(), Acceptor::new(listener, GREETINGS));
+        let shared = Arc::new(Shared {
+            served,
+            acceptor: Acceptor::new(listener, LIMITS),
+            is_stopped: AtomicBool::new(false),
+            threads: Threads::new(usize::MAX),
+        });
         let accepting = Arc::clone(&shared);
-        std::thread::Builder::new()
-            .name("mc-disk-accept".to_owned())
-            .spawn(move || {
-                accepting.accept(&acceptor);
-                fork::unguard(descriptor);
-            })
-            .map_err(failed("cannot start the thread of the server of records on disk"))?;
-        Ok(Self { endpoint, address, shared })
+        let started = shared.threads.spawn("mc-disk-accept", move || accepting.accept());
+        started.map_err(failed("cannot start the thread of the server of records on disk"))?;
+        Ok(Self { endpoint, shared })
     }
 
     /// Returns the address that readers connect to.
@@ -133,23 +121,11 @@ impl RecordServer {
 
     /// Accepts no reader any more, and closes the connections of all.
     pub(crate) fn stop(&self) {
-        let is_forked = fork::is_forked_since(self.shared.generation);
-        if is_forked || self.shared.is_stopped.swap(true, Ordering::AcqRel) {
-            return;
+        let Shared { acceptor, is_stopped, threads, .. } = &*self.shared;
+        if !threads.is_forked() && !is_stopped.swap(true, Ordering::AcqRel) {
+            acceptor.close();
+            acceptor.connections().close(Shutdown::Both);
         }
-        let open = std::mem::take(&mut self.shared.connections.lock().open);
-        for stream in open.into_values() {
-            // Fails if the reader has already closed the connection.
-            let _ = stream.shutdown(Shutdown::Both);
-        }
-        // Wakes the thread that accepts. If that fails, it ends with the next connection.
-        let ip = match self.address.ip() {
-            ip if !ip.is_unspecified() => ip,
-            IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-            IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
-        };
-        let to = SocketAddr::new(ip, self.address.port());
-        let _ = TcpStream::connect_timeout(&to, Duration::from_millis(100));
     }
 }
 
@@ -164,42 +140,25 @@ impl Shared {
         self.is_stopped.load(Ordering::Acquire)
     }
 
-    fn accept(self: &Arc<Self>, acceptor: &Acceptor) {
-        while let Some((stream, greeting)) = acceptor.next(|| self.is_stopped()) {
-            let Some(number) = self.admit(&stream) else { continue };
+    fn accept(self: &Arc<Self>) {
+        while let Some((stream, place)) = self.acceptor.next(|| self.is_stopped()) {
             let shared = Arc::clone(self);
             let serve = move || {
-                if let Err(error) = shared.serve(Wire::new(stream), greeting) {
+                if let Err(error) = shared.serve(Wire::new(stream), place) {
                     tracing::debug!(%error, "a reader of records on disk is gone");
                 }
-                shared.connections.lock().open.remove(&number);
             };
-            let thread = std::thread::Builder::new().name("mc-disk-serve".to_owned());
-            if let Err(error) = thread.spawn(serve) {
+            if let Err(error) = self.threads.spawn("mc-disk-serve", serve) {
                 tracing::warn!(%error, "cannot start a thread for a reader of records on disk");
-                self.connections.lock().open.remove(&number);
-                Acceptor::pause();
+                pause_accepting();
             }
         }
     }
 
-    /// Counts a connection, unless there are too many or the server is stopped.
-    fn admit(&self, stream: &TcpStream) -> Option<u64> {
-        let stream = stream.try_clone().ok()?;
-        let mut connections = self.connections.lock();
-        if self.is_stopped() || connections.open.len() >= CONNECTIONS_MAX {
-            return None;
-        }
-        connections.next += 1;
-        let number = connections.next;
-        connections.open.insert(number, stream);
-        Some(number)
-    }
-
     /// Serves one reader until it leaves.
-    fn serve(&self, mut wire: Wire, greeting: Greeting) -> Result<()> {
-        wire.welcome(self.served.token.as_ref(), greeting.deadline())?;
-        drop(greeting);
+    fn serve(&self, mut wire: Wire, place: ConnectionPlace) -> Result<()> {
+        wire.welcome(self.served.token.as_ref(), place.greeting_deadline())?;
+        place.end_greeting();
         let mut leases = Leases::default();
         loop {
             let patience = if leases.held.is_empty() { IDLE_TIME } else { LEASE_TIME };

@@ -1,6 +1,6 @@
 //! A record server and its readers, without a master.
 
-use std::{io::Read as _, io::Write as _, path::Path};
+use std::{io::Read as _, io::Write as _, net::TcpStream, path::Path};
 
 use mooncake_base::{ErrorKind, Moment};
 use mooncake_disk::{Name, Write, WriteOutcome};

@@ -19,7 +19,7 @@ use std::{
 
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{EngineId, Error, ErrorCode, Result};
-use mooncake_os::fork;
+use mooncake_os::{acceptor::ACCEPT_PAUSE, fork};
 
 pub(crate) use self::connection::AuthPolicy;
 use self::connection::{ConnectionEvent, ServerConnection};
@@ -44,9 +44,6 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The interval at which the thread wakes up without an event.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-
-/// The pause after a failed `accept`.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The maximum number of messages read from one connection before the others are served.
 const MESSAGES_PER_POLL: usize = 64;
