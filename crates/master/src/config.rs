@@ -420,7 +420,10 @@ impl MasterConfig {
     /// Returns one warning per given option without effect.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings: Vec<String> = unsupported::ineffective(&self.unsupported)
-            .map(|(name, value)| format!("--{name}={value} is accepted but has no effect yet"))
+            .map(|(name, value)| match unsupported::instead_of(name) {
+                Some(instead) => format!("--{name}={value} has no effect: {instead}"),
+                None => format!("--{name}={value} is accepted but has no effect yet"),
+            })
             .collect();
         if self.offloads_on_eviction && !self.has_offload {
             warnings.push("--offload_on_evict has no effect without --enable_offload".to_owned());

@@ -149,7 +149,7 @@ pub const OPTIONS: &[Spec] = &[
         |c, t| parse_choice(EVICTIONS, t).map(|kind| c.eviction = kind), |c| choice_name(EVICTIONS, c.eviction)),
     with_aliases(value("client_ttl", "Seconds without a heartbeat after which a client expires.",
         |c, t| read_seconds(t).map(|d| c.client_ttl = d), |c| c.client_ttl.as_secs().to_string()),
-        &["client_live_ttl_sec"]),
+        &["client_active_ttl_sec", "client_live_ttl_sec"]),
     value("put_start_discard_timeout_sec", "Seconds after which an unfinished put may be displaced by another.",
         |c, t| read_seconds(t).map(|d| c.put_discard_timeout = d),
         |c| c.put_discard_timeout.as_secs().to_string()),
@@ -265,6 +265,8 @@ pub const OPTIONS: &[Spec] = &[
 
     // Options that are accepted without effect.
     unsupported!("memory_allocator", "offset", "offset or cachelib; both select the same allocator.", one_of &["offset", "cachelib"]),
+    unsupported!("client_suspicion_ttl_sec", "20", "Seconds until a client that is silent for --client_ttl expires. Here it \
+         expires after --client_ttl; until then its objects are kept, and reads turn to other copies.", u64),
     unsupported!("nof_eviction_ratio", "0.05", "Eviction ratio of the NVMe-oF tier.", f64),
     unsupported!("nof_eviction_high_watermark_ratio", "0.9", "Watermark of the NVMe-oF tier.", f64),
     unsupported!("nof_heartbeat_interval_sec", "10", "Heartbeat of NVMe-oF segments.", i64),
@@ -275,6 +277,8 @@ pub const OPTIONS: &[Spec] = &[
     unsupported!("cxl_size", "8589934592", "Bytes of CXL memory.", u64),
     unsupported!("root_fs_dir", "", "A directory that hosts share. Refused at the start; see --enable_offload."),
     unsupported!("global_file_segment_size", "9223372036854775807", "Ignored: capacity of --root_fs_dir.", i64),
+    unsupported!("tenant_eviction_high_watermark_ratio", "0.9", "Share of its quota from which on objects of a tenant are evicted. \
+         Here a put evicts objects of its tenant when the quota is used up.", f64),
     unsupported!("quota_bytes", "0", "Quota of the storage backend.", u64),
     unsupported!("enable_disk_eviction", "true", "Eviction from the storage backend.", switch),
     switch("enable_offload", "Writes objects to the directories that clients keep for the pool (enable_ssd_offload, \
@@ -316,6 +320,8 @@ pub const OPTIONS: &[Spec] = &[
     unsupported!("oplog_poll_interval_ms", "1000", "How often a standby polls the log.", i32),
     unsupported!("batch_oplog_retry_timeout_sec", "180", "Seconds during which a batch of the log is retried.", u32),
     unsupported!("enable_snapshot", "false", "Snapshots of upstream's kind; see --state_dir for the log that replaces them.", switch),
+    unsupported!("enable_oplog_snapshot", "false", "Snapshots of the log. Here the log always has snapshots.", switch),
+    unsupported!("snapshot_chunk_object_count", "1000000", "Objects in one part of a snapshot.", u64),
     unsupported!("snapshot_interval_seconds", "600", "Seconds between snapshots.", u64),
     unsupported!("snapshot_child_timeout_seconds", "300", "Seconds that a snapshot may take.", u64),
     unsupported!("snapshot_retention_count", "2", "Snapshots that are kept.", u32),
@@ -325,7 +331,8 @@ pub const OPTIONS: &[Spec] = &[
     with_aliases(unsupported!("snapshot_catalog_store_connstring", "", "Connection string of the snapshot catalog."),
         &["snapshot_catalog_backend_connstring"]),
     unsupported!("snapshot_backup_dir", "", "An extra local copy of each snapshot."),
-    unsupported!("enable_snapshot_restore", "false", "Restore of the latest snapshot at the start. Refused at the start.", switch),
+    unsupported!("enable_snapshot_restore", "false", "Restore of the latest snapshot of upstream's kind at the start. Here a master \
+         always goes on from the log in its --state_dir.", switch),
     unsupported!("mmap_arena_pool_size", "8589934592", "Arena size of the older allocator in bytes.", u64),
     unsupported!("use_mmap_arena_allocator", "false", "Uses the arena of --mmap_arena_pool_size.", switch),
 

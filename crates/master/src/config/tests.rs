@@ -103,6 +103,7 @@ fn parses_durations_like_upstream() {
     assert_eq!(config.lease_ttl, Duration::from_millis(500));
     assert_eq!(config.soft_pin_ttl, Duration::from_secs(1800));
     assert_eq!(config.client_ttl, Duration::from_secs(3));
+    assert_eq!(parse("--client_active_ttl_sec=4").unwrap().client_ttl, Duration::from_secs(4));
     assert_eq!(parse("--default_kv_lease_ttl=5000").unwrap().lease_ttl, Duration::from_secs(5));
 }
 
@@ -123,7 +124,7 @@ fn invalid_value_error_names_option() {
         ("--enable_ha --etcd_endpoints=a:1 --in_sync_timeout_ms=1", "in_sync_timeout_ms"),
         ("--enable_ha --etcd_endpoints=a:1 --on_log_failure=continue", "on_log_failure"),
         ("--enable_ha --etcd_endpoints=a:1 --ha_backend_type=zookeeper", "ha_backend_type"),
-        ("--enable_snapshot_restore", "enable_snapshot_restore"),
+        ("--tenant_eviction_high_watermark_ratio=2", "tenant_eviction_high_watermark_ratio"),
         ("--root_fs_dir=/mnt/shared", "--enable_offload"),
         ("--offload_cap_ratio=2", "offload_cap_ratio"),
         ("--offload_cap_ratio=nan", "offload_cap_ratio"),
@@ -173,6 +174,11 @@ fn warns_only_about_ineffective_options() {
     check("--offload_on_evict", &["--enable_offload"]);
     check("--snapshot_interval_seconds=5", &[]);
     check("--enable_snapshot --snapshot_interval_seconds=5", &["enable_snapshot", "interval"]);
+    check("--client_suspicion_ttl_sec=60", &["expires after --client_ttl"]);
+    check("--enable_snapshot_restore", &["goes on from the log in its --state_dir"]);
+    check("--snapshot_chunk_object_count=5", &[]);
+    let line = "--enable_oplog_snapshot --tenant_eviction_high_watermark_ratio=0.8";
+    check(line, &["enable_oplog_snapshot=true has no effect", "when the quota is used up"]);
     check("--dynamic_replication_mode=enforce", &["dynamic_replication_mode=enforce"]);
     check("--enable_metadata_cleanup_on_timeout", &["enable_http_metadata_server"]);
 }
@@ -271,6 +277,8 @@ fn accepts_every_upstream_flag() {
         enable_kv_events kv_events_bind_endpoint kv_events_backend_id kv_events_emit_object_key \
         kv_events_emit_legacy_compat kv_events_queue_capacity kv_events_model_name \
         kv_events_tenant_id kv_events_additional_salt kv_events_lora_name kv_events_block_size \
+        client_active_ttl_sec client_suspicion_ttl_sec enable_oplog_snapshot \
+        snapshot_chunk_object_count tenant_eviction_high_watermark_ratio \
         kv_events_dp_rank mmap_arena_pool_size use_mmap_arena_allocator config_path logtostderr \
         alsologtostderr log_dir minloglevel stderrthreshold max_log_size v vmodule";
     for name in names.split_whitespace() {

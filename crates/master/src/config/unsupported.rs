@@ -34,24 +34,43 @@ const TUNING: &[(&str, &str)] = &[
     ("batch_oplog_", "enable_oplog"),
 ];
 
+/// What happens in place of an option.
+const INSTEAD: &[(&str, &str)] = &[
+    ("client_suspicion_ttl_sec", "a client expires after --client_ttl"),
+    ("enable_oplog", "the master always has a log, in its --state_dir"),
+    ("enable_oplog_snapshot", "the log in --state_dir always has snapshots"),
+    ("enable_snapshot", "the log in --state_dir always has snapshots"),
+    (
+        "enable_snapshot_restore",
+        "the master goes on from the log in its --state_dir, and reads no snapshot of upstream's",
+    ),
+    (
+        "tenant_eviction_high_watermark_ratio",
+        "a put evicts objects of its tenant when the quota is used up",
+    ),
+];
+
+/// Returns what happens in place of an option without effect.
+pub(super) fn instead_of(option: &str) -> Option<&'static str> {
+    INSTEAD.iter().find(|(name, _)| *name == option).map(|(_, instead)| *instead)
+}
+
 /// Refuses values with which upstream's master does not start.
 pub(super) fn check(given: &BTreeMap<&'static str, String>) -> Result<()> {
-    let is_on = |name| given.get(name).is_some_and(|text| text == "true");
     // A warning could be missed: a pool would start empty.
     let refuse = |option: &'static str, why: &str| Err(Error::invalid(why).with("option", option));
     let number = |name: &'static str| given.get(name).and_then(|text| text.parse::<f64>().ok());
-    if is_on("enable_snapshot_restore") {
-        let why = "there are no snapshots of upstream's kind in this version, so that nothing would be restored; \
-            leave the option out, and start the master on its --state_dir";
-        return refuse("enable_snapshot_restore", why);
-    }
     if given.get("root_fs_dir").is_some_and(|path| !path.trim().is_empty()) {
         let why = "a directory that several hosts share is not supported, so that no object would be \
             written there; leave the option out, start the master with --enable_offload, and give each \
             host a directory of its own (mooncake_client --enable_offload)";
         return refuse("root_fs_dir", why);
     }
-    for name in ["nof_eviction_ratio", "nof_eviction_high_watermark_ratio"] {
+    for name in [
+        "nof_eviction_ratio",
+        "nof_eviction_high_watermark_ratio",
+        "tenant_eviction_high_watermark_ratio",
+    ] {
         if number(name).is_some_and(|ratio| !(0.0..=1.0).contains(&ratio)) {
             return refuse(name, "the ratio is not between 0 and 1");
         }
