@@ -93,11 +93,26 @@ impl KeptLevel {
     ///
     /// # Errors
     /// The level cannot be kept.
-    pub(crate) fn finalize(&self) -> Result<()> {
+    fn finalize(&self) -> Result<()> {
         write(&self.directory, RecordLevel::PRESENT)?;
         self.level.store(RecordLevel::PRESENT.0, Ordering::Release);
         Ok(())
     }
+}
+
+/// Lets all kinds of records be written, unless a standby could not read the log then.
+///
+/// # Errors
+/// There is such a standby, or the level cannot be kept.
+pub(crate) fn finalize(journal: &Journal) -> Result<()> {
+    let standbys = journal.followers().status();
+    if let Some(earlier) = standbys.iter().find(|standby| standby.level < RecordLevel::PRESENT) {
+        let text = "a standby is of an earlier version, which could not read the log any more: install \
+                    this version there first";
+        return Err(Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS, text)
+            .with("standby", &earlier.address));
+    }
+    journal.level().finalize()
 }
 
 /// Refuses what needs a kind of record that may not be written yet.

@@ -1,7 +1,10 @@
 //! Logs of earlier versions of the master: a file of each format that is read is test data.
 
 use super::{
-    super::level::{self, RecordLevel},
+    super::{
+        followers::Newcomer,
+        level::{self, RecordLevel},
+    },
     *,
 };
 
@@ -88,7 +91,15 @@ fn earlier_master_can_read_log_until_it_is_finalized() {
     let needs_disks = || level::check(Some(pool.journal()), RecordLevel::DISKS, "a directory");
     let error = needs_disks().unwrap_err().to_string();
     assert!(error.contains("mooncake finalize"), "{error}");
-    pool.journal().level().finalize().unwrap();
+    // A standby of an earlier version still follows.
+    let (member, address) = ("s", "host:1");
+    let standby = |level| Newcomer { member, address, level };
+    pool.journal().followers().attach(&standby(RecordLevel::FIRST), 0);
+    let error = level::finalize(pool.journal()).unwrap_err().to_string();
+    assert!(error.contains("install this version there first") && error.contains(address));
+    needs_disks().unwrap_err();
+    pool.journal().followers().attach(&standby(RecordLevel::PRESENT), 0);
+    level::finalize(pool.journal()).unwrap();
     needs_disks().unwrap();
     drop(pool);
     assert_eq!(level_of(folder.path()), RecordLevel::PRESENT);
