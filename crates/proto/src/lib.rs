@@ -23,6 +23,8 @@ pub mod grpc;
 pub mod items;
 pub mod native_frame;
 pub mod native_token;
+#[cfg(test)]
+mod recorded;
 pub mod records;
 pub mod standby;
 
