@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -381,7 +382,9 @@ def test_empty_standby_is_soon_in_sync(pair: Masters):
     assert not load.failures, (load.seed, load.failures)
 
 
-def test_redis_that_comes_back_empty_elects_nobody(tmp_path: Path):
+def test_redis_that_comes_back_empty_elects_nobody(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
     port, _ = free_ports()
     folder = tmp_path / "redis"
     folder.mkdir()
@@ -408,6 +411,11 @@ def test_redis_that_comes_back_empty_elects_nobody(tmp_path: Path):
         while time.monotonic() < deadline:
             assert not any(member.leads for member in masters.members)
             time.sleep(0.1)
+        logged = re.findall(
+            r"nobody is elected: .* member=(\S+) next_frame=(\d+)", capfd.readouterr().err
+        )
+        assert dict(logged).keys() == {m.status()["member"] for m in masters.members}
+        assert all(int(frame) > 1 for _, frame in logged)
         leader.kill()
         leader.start("--force_leader")
         assert masters.in_sync(2) is leader
