@@ -89,6 +89,11 @@ impl CallFailure {
     pub fn last(error: Error) -> Box<Self> {
         Box::new(Self { error, kind: AttemptFailure::Final, request: None })
     }
+
+    /// Returns whether the master has not received the request.
+    fn is_unsent(&self) -> bool {
+        matches!(self.kind, AttemptFailure::Unreachable | AttemptFailure::Unsent)
+    }
 }
 
 impl fmt::Display for CallFailure {

@@ -155,21 +155,21 @@ impl MasterLink for LocatedLink {
                 Error::closed(text).with("master", &self.shared.address),
             ));
         }
-        let link = match self.shared.link(deadline) {
-            Ok(link) => link,
-            Err(error) => {
-                let kind = match error.kind() {
-                    ErrorKind::Closed => AttemptFailure::Final,
-                    _ => AttemptFailure::Unreachable,
-                };
-                let error = error.with("master", &self.shared.address);
-                return Err(Box::new(CallFailure { error, kind, request: Some(request) }));
-            }
+        let (link, mut failure) = match self.shared.attempt(request, deadline) {
+            Ok(response) => return Ok(response),
+            Err((None, failure)) => return Err(failure),
+            Err((Some(link), failure)) => (link, failure),
         };
-        link.call(request, deadline).map_err(|mut failure| {
-            self.shared.record_failure(&link, &mut failure, deadline);
-            failure
-        })
+        match failure.request.take() {
+            // Nothing was sent to the former leader: the next one may serve already.
+            Some(request) if failure.is_unsent() && self.shared.has_left(&link) => {
+                self.shared.attempt(request, deadline).map_err(|(_, failure)| failure)
+            }
+            request => {
+                failure.request = request;
+                Err(failure)
+            }
+        }
     }
 
     fn address(&self) -> String {
@@ -221,6 +221,29 @@ impl Drop for LocatedLink {
 }
 
 impl LeaderLocator {
+    /// Makes a call at the present master. A failure has the link to that, if there is one.
+    fn attempt(
+        &self,
+        request: v1::Request,
+        deadline: Moment,
+    ) -> Result<v1::Response, (Option<Arc<SocketLink>>, Box<CallFailure>)> {
+        let link = match self.link(deadline) {
+            Ok(link) => link,
+            Err(error) => {
+                let kind = match error.kind() {
+                    ErrorKind::Closed => AttemptFailure::Final,
+                    _ => AttemptFailure::Unreachable,
+                };
+                let error = error.with("master", &self.address);
+                return Err((None, Box::new(CallFailure { error, kind, request: Some(request) })));
+            }
+        };
+        link.call(request, deadline).map_err(|mut failure| {
+            self.record_failure(&link, &mut failure, deadline);
+            (Some(link), failure)
+        })
+    }
+
     /// Returns the link to the present master.
     fn link(&self, deadline: Moment) -> Result<Arc<SocketLink>> {
         match &self.source {
@@ -356,6 +379,12 @@ impl LeaderLocator {
             }
             (Source::Service(service), _) => self.ask(&**service, deadline),
         }
+    }
+
+    /// Returns whether later calls are made at another link, or look for one.
+    fn has_left(&self, link: &Arc<SocketLink>) -> bool {
+        let state = self.state.lock();
+        !state.is_closed && !state.is_current(link)
     }
 
     /// Asks the service who leads, unless a call did so a moment ago.

@@ -26,7 +26,7 @@ use mooncake_election::{
 use mooncake_kv_client::real_server::{RealServer, etcd, missing};
 use mooncake_proto::{
     native_frame::{self, ServerGreeting},
-    v1,
+    v1::{self, request::Call},
 };
 use mooncake_store_client::{LinkConfig, MasterLink, open_link};
 
@@ -36,6 +36,7 @@ fn main() -> ExitCode {
     let trials = vec![
         trial(None, "list_passes_over_masters_that_are_not_there", list_passes_over_masters),
         trial(None, "list_goes_on_when_its_master_dies", list_goes_on_when_its_master_dies),
+        trial(None, "call_goes_over_to_the_next_of_a_list", call_goes_over_to_the_next_of_a_list),
         trial(None, "list_leaves_a_master_that_is_stopped", list_leaves_a_stopped_master),
         trial(None, "call_at_a_slow_master_of_a_list_goes_on", call_at_a_slow_master_goes_on),
         trial(None, "rejects_addresses_of_other_kinds", rejects_addresses_of_other_kinds),
@@ -180,6 +181,19 @@ fn list_goes_on_when_its_master_dies() {
     first.kill();
     // The caller repeats a call that failed.
     while call(&*link).is_err() {}
+    assert_eq!((link.address(), second.calls()), (second.address(), 1));
+}
+
+fn call_goes_over_to_the_next_of_a_list() {
+    let (first, second) = (FakeMaster::start(), FakeMaster::start());
+    let list = format!("{},{}", first.address(), second.address());
+    let link = open_link(&list, LinkConfig::default()).unwrap();
+    call(&*link).unwrap();
+    first.kill();
+    // Such a call is sent only over a connection that has not been closed.
+    let start = Call::PutStart(v1::PutStartRequest::default());
+    let request = v1::Request { call: Some(start), ..v1::Request::default() };
+    link.call(request, soon()).unwrap();
     assert_eq!((link.address(), second.calls()), (second.address(), 1));
 }
 
