@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import threading
@@ -106,7 +108,10 @@ def test_stopped_leader_never_answers_as_leader(three: Masters):
         config = mooncake.StoreConfig(rpc_timeout_s=30, retry_s=0)
         with mooncake.Store(leader.address, config) as direct:
             assert direct.put("before", b"value")
+            # Connections that it accepts before it is stopped, and others that it does not.
+            early = [connected(leader) for _ in range(20)]
             freeze(leader.pid)
+            connections = [*early, *(connected(leader) for _ in range(20))]
             # Requests that lie in its sockets while its lease runs out.
             threads = [
                 threading.Thread(target=answer_of, args=(seen, direct.get, "before")),
@@ -115,6 +120,10 @@ def test_stopped_leader_never_answers_as_leader(three: Masters):
                 *(
                     threading.Thread(target=answer_of, args=(seen, leader_page, leader, path))
                     for path in ("/role", "/get_all_keys", "/query_key?key=before")
+                ),
+                *(
+                    threading.Thread(target=answer_of, args=(seen, leader_health, connection))
+                    for connection in connections
                 ),
             ]
             for thread in threads:
@@ -155,6 +164,22 @@ def leader_page(member: Member, path: str) -> object:
     code, content = member.page(path, timeout_s=30)
     if code == 200 and content != b"standby":
         return path, content
+    return None
+
+
+def connected(member: Member) -> socket.socket:
+    """Connect to the RPC port of a master."""
+    return socket.create_connection((member.host, member.port), timeout=30)
+
+
+def leader_health(connection: socket.socket) -> object:
+    """Return what a master says of its health as leader at its RPC port, if it does."""
+    with connection, contextlib.suppress(OSError):
+        connection.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+        with connection.makefile("rb") as answer:
+            content = answer.read()
+        if b'"role":"leader"' in content or b'"service_ready":true' in content:
+            return content
     return None
 
 
@@ -244,6 +269,32 @@ def test_copied_state_directory_is_refused(three: Masters, tmp_path: Path):
         assert not copy.leads
     finally:
         copy.stop()
+
+
+@pytest.mark.parametrize("ttl", ["2s", "15s"])
+def test_change_that_nobody_can_confirm_names_standby_and_service(tmp_path: Path, ttl: str):
+    """With the shorter lease the leader has lost it before changes fail."""
+    flag = f"--ha_lease_ttl={ttl}"
+    with (
+        etcd_process(tmp_path) as (etcd, process),
+        elected_masters(f"etcd://{etcd}", tmp_path / "masters", flag) as masters,
+    ):
+        leader, standby = by_role(masters)
+        config = mooncake.StoreConfig(segment_bytes=16 * MIB, rpc_timeout_s=9)
+        with mooncake.Store(masters.place, config) as store:
+            assert store.put("before", b"value")
+            for pid in (standby.pid, process.pid):
+                freeze(pid)
+            try:
+                with pytest.raises(mooncake.MooncakeError) as failure:
+                    store.put("late", b"value")
+            finally:
+                for pid in (process.pid, standby.pid):
+                    os.kill(pid, signal.SIGCONT)
+        text = str(failure.value)
+        assert f"standby={standby.address}" in text, text
+        assert f"{etcd}" in text, text
+        assert f"leader={leader.address}" not in text, text
 
 
 @pytest.fixture
