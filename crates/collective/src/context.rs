@@ -3,14 +3,13 @@
 use std::{
     net::{IpAddr, TcpListener, TcpStream},
     sync::Arc,
-    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use mooncake_base::{
     Clock, Endpoint, Error, ErrorCode, Result, SystemClock, Token, sync::Mutex, token::nonce,
 };
-use mooncake_os::dial::dial;
+use mooncake_os::{dial::dial, threads::Threads};
 
 use crate::{
     agent::{Agent, slots_where},
@@ -80,7 +79,7 @@ pub struct Context {
     coordinator: Mutex<Option<Coordinator>>,
     coordinator_address: String,
     data_address: std::net::SocketAddr,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Threads,
     rank: u32,
     incarnation: u64,
 }
@@ -129,18 +128,17 @@ impl Context {
         })?;
         let (reader, pinger, watcher) =
             (Arc::clone(&agent), Arc::clone(&agent), Arc::clone(&agent));
-        let threads = vec![
-            spawn("mc-pg-mesh", move || mesh.accept(listener))?,
-            spawn("mc-pg-notice", move || reader.listen())?,
-            spawn("mc-pg-ping", move || pinger.ping())?,
-            spawn("mc-pg-lost", move || watcher.report_lost())?,
-        ];
+        let threads = Threads::new(4);
+        threads.spawn("mc-pg-mesh", move || mesh.accept(listener)).map_err(broken)?;
+        threads.spawn("mc-pg-notice", move || reader.listen()).map_err(broken)?;
+        threads.spawn("mc-pg-ping", move || pinger.ping()).map_err(broken)?;
+        threads.spawn("mc-pg-lost", move || watcher.report_lost()).map_err(broken)?;
         Ok(Self {
             agent,
             coordinator: Mutex::new(coordinator),
             coordinator_address,
             data_address,
-            threads: Mutex::new(threads),
+            threads,
             rank: config.rank,
             incarnation,
         })
@@ -193,17 +191,15 @@ impl Context {
 
     /// Ends the connections and threads; groups must be closed before. Harmless if repeated.
     pub fn close(&self) {
-        let threads = std::mem::take(&mut *self.threads.lock());
-        if threads.is_empty() {
+        let has_ended = self.threads.stop(|| {
+            self.agent.say_goodbye();
+            self.agent.mesh().begin_close();
+            self.agent.shut_down();
+            // The connection wakes the thread that accepts.
+            let _ = TcpStream::connect_timeout(&self.data_address, Duration::from_secs(1));
+        });
+        if !has_ended {
             return;
-        }
-        self.agent.say_goodbye();
-        self.agent.mesh().begin_close();
-        self.agent.shut_down();
-        // The connection wakes the thread that accepts.
-        let _ = TcpStream::connect_timeout(&self.data_address, Duration::from_secs(1));
-        for thread in threads {
-            let _ = thread.join();
         }
         self.agent.mesh().join();
         // Groups that are still open get nothing more.
@@ -270,10 +266,6 @@ fn not_made(config: &GroupConfig, state: &GroupState) -> Error {
         }
         _ => error,
     }
-}
-
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    thread::Builder::new().name(name.to_owned()).spawn(run).map_err(broken)
 }
 
 fn broken(error: std::io::Error) -> Error {

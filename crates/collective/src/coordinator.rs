@@ -8,7 +8,6 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -43,7 +42,7 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Coordinator {
     shared: Arc<CoordinatorParts>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Threads,
 }
 
 #[derive(Debug)]
@@ -93,30 +92,28 @@ impl Coordinator {
         });
         let accepting = Arc::clone(&shared);
         let ticking = Arc::clone(&shared);
-        let threads = vec![
-            spawn("mc-pg-accept", move || accepting.accept(listener))?,
-            spawn("mc-pg-tick", move || ticking.watch())?,
-        ];
+        let threads = Threads::new(2);
+        threads.spawn("mc-pg-accept", move || accepting.accept(listener))?;
+        threads.spawn("mc-pg-tick", move || ticking.watch())?;
         Ok(Self { shared, threads })
     }
 }
 
 impl Drop for Coordinator {
     fn drop(&mut self) {
-        self.shared.await_settled();
-        self.shared.stopping.store(true, Ordering::SeqCst);
-        {
-            let state = self.shared.state.lock();
-            self.shared.stop.notify_all();
-            for agent in state.agents.values() {
-                let _ = agent.stream.shutdown(Shutdown::Both);
+        self.threads.stop(|| {
+            self.shared.await_settled();
+            self.shared.stopping.store(true, Ordering::SeqCst);
+            {
+                let state = self.shared.state.lock();
+                self.shared.stop.notify_all();
+                for agent in state.agents.values() {
+                    let _ = agent.stream.shutdown(Shutdown::Both);
+                }
             }
-        }
-        // The connection wakes the thread that accepts.
-        let _ = TcpStream::connect_timeout(&self.shared.address, Duration::from_secs(1));
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
+            // The connection wakes the thread that accepts.
+            let _ = TcpStream::connect_timeout(&self.shared.address, Duration::from_secs(1));
+        });
     }
 }
 
@@ -259,8 +256,4 @@ fn log_request(rank: u32, request: &Request) {
         Request::Leave { group } => tracing::info!(group, rank, "a rank leaves a group"),
         _ => {}
     }
-}
-
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
-    thread::Builder::new().name(name.to_owned()).spawn(run)
 }

@@ -1,12 +1,9 @@
 //! A group of one process: carries out its collective operations in order, and sends its messages.
 
-use std::{
-    sync::Arc,
-    thread::{self, JoinHandle},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use mooncake_base::{Error, Result, sync::Mutex};
+use mooncake_base::{Error, Result};
+use mooncake_os::threads::Threads;
 
 use crate::{
     agent::Agent,
@@ -35,7 +32,7 @@ pub struct Group {
     queue: Arc<OperationQueue>,
     messenger: Arc<Messenger>,
     agent: Arc<Agent>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Threads,
 }
 
 impl Group {
@@ -61,12 +58,12 @@ impl Group {
         let queue = OperationQueue::new(runner, Arc::clone(&frames));
         let messenger = Messenger::new(Arc::clone(&rank), frames);
         let (working, writing) = (Arc::clone(&queue), Arc::clone(&messenger));
-        let threads = vec![
-            spawn("mc-pg-work", move || working.work())?,
-            spawn("mc-pg-send", move || writing.write())?,
-        ];
+        let threads = Threads::new(2);
+        let failed = |error| Error::internal("a thread did not start").caused_by(error);
+        threads.spawn("mc-pg-work", move || working.work()).map_err(failed)?;
+        threads.spawn("mc-pg-send", move || writing.write()).map_err(failed)?;
         rank.show();
-        Ok(Self { rank, key, queue, messenger, agent, threads: Mutex::new(threads) })
+        Ok(Self { rank, key, queue, messenger, agent, threads })
     }
 
     /// Begins a collective operation. Operations of a group are carried out in the order of calls.
@@ -233,20 +230,15 @@ impl Group {
 
     /// Ends the group: operations that are not done fail, its threads end. Harmless if repeated.
     pub fn close(&self) {
-        let threads = std::mem::take(&mut *self.threads.lock());
-        if threads.is_empty() {
-            return;
+        let has_ended = self.threads.stop(|| {
+            self.rank.hide();
+            self.agent.leave(&self.key);
+            self.rank.inbox.close(&closed());
+            self.queue.close();
+        });
+        if has_ended {
+            self.rank.mesh.forget(self.rank.group_id);
         }
-        self.rank.hide();
-        self.agent.leave(&self.key);
-        self.rank.inbox.close(&closed());
-        self.queue.close();
-        for thread in threads {
-            if thread.thread().id() != thread::current().id() {
-                let _ = thread.join();
-            }
-        }
-        self.rank.mesh.forget(self.rank.group_id);
     }
 }
 
@@ -254,9 +246,4 @@ impl Drop for Group {
     fn drop(&mut self) {
         self.close();
     }
-}
-
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    let spawned = thread::Builder::new().name(name.to_owned()).spawn(run);
-    spawned.map_err(|error| Error::internal("a thread did not start").caused_by(error))
 }

@@ -99,7 +99,7 @@ impl Relay {
             greetings: limits.connections_max,
             greeting_time: limits.greeting_timeout,
         });
-        let threads = Threads::new(usize::MAX).with_stack_bytes(STACK_BYTES);
+        let threads = Threads::unbounded().with_stack_bytes(STACK_BYTES);
         let address = listeners.address();
         let shared = Arc::new(RelayParts { dummy_clients, greeting, connections, limits, threads });
         let acceptors = listeners

@@ -6,7 +6,6 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    thread::{self, JoinHandle},
     time::{Duration, SystemTime},
 };
 
@@ -14,6 +13,7 @@ use mooncake_base::{
     Clock, Error, ErrorCode, Moment, Result, SystemClock,
     sync::{Condvar, Mutex},
 };
+use mooncake_os::threads::Threads;
 
 use crate::{
     in_sync::MemberId,
@@ -33,7 +33,7 @@ const WATCH_PAUSE: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub struct Elector {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Threads,
 }
 
 /// Until when this master leads, for a check at the moment of each answer.
@@ -84,15 +84,13 @@ impl Elector {
             validity: Arc::default(),
             known: Mutex::default(),
         });
-        let mut elector = Self { shared, threads: Vec::new() };
+        let elector = Self { shared, threads: Threads::unbounded() };
         let tasks: [Task; 2] = [("mc-lease", Shared::call), ("mc-watch", Shared::watch)];
         for (name, task) in tasks {
             let shared = Arc::clone(&elector.shared);
-            let thread = thread::Builder::new().name(name.to_owned());
-            let thread = thread.spawn(move || task(&shared)).map_err(|source| {
+            elector.threads.spawn(name, move || task(&shared)).map_err(|source| {
                 Error::internal("a thread of the election cannot be started").caused_by(source)
             })?;
-            elector.threads.push(thread);
         }
         Ok(elector)
     }
@@ -102,7 +100,7 @@ impl Elector {
     /// # Errors
     /// A thread panicked.
     pub fn check_threads(&self) -> Result<()> {
-        if self.threads.iter().any(JoinHandle::is_finished) {
+        if self.threads.has_ended_thread() {
             return Err(Error::internal("a thread of the election panicked; see the log"));
         }
         Ok(())
@@ -251,10 +249,7 @@ impl Drop for Elector {
         self.shared.is_closed.store(true, Ordering::Release);
         self.give_lease_back();
         self.shared.service.close();
-        for thread in self.threads.drain(..) {
-            // A thread that panicked has said so.
-            let _ = thread.join();
-        }
+        self.threads.join();
     }
 }
 

@@ -19,6 +19,8 @@ use std::{
 
 use mooncake_base::{Clock, Moment, SystemClock};
 
+use crate::threads;
+
 /// Interval at which a wait asks whether its caller was interrupted.
 pub const INTERRUPTION_POLL: Duration = Duration::from_millis(50);
 
@@ -187,7 +189,7 @@ pub fn run_blocking<T: Send + 'static>(
         // Fails if the caller has stopped waiting.
         let _ = sender.send(work());
     };
-    thread::Builder::new().name("mooncake-wait".to_owned()).spawn(run).ok()?;
+    threads::start_detached("mooncake-wait", run).ok()?;
     receive(&receiver, deadline)
 }
 

@@ -7,13 +7,12 @@ use std::{
         atomic::{AtomicUsize, Ordering},
         mpsc::sync_channel,
     },
-    thread,
     time::Duration,
 };
 
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
 
-use crate::call_limit;
+use crate::{call_limit, threads};
 
 /// Maximum number of addresses that are tried per name.
 const ADDRESSES_MAX: usize = 16;
@@ -94,7 +93,7 @@ fn look_up(host: String, port: u16, deadline: Moment) -> io::Result<Vec<SocketAd
         return Err(io::Error::other("too many names are being looked up at once"));
     }
     let (answer, answered) = sync_channel(1);
-    let thread = thread::Builder::new().name("mooncake-lookup".into()).spawn(move || {
+    let thread = threads::start_detached("mooncake-lookup", move || {
         let found = (host.as_str(), port)
             .to_socket_addrs()
             .map(|addresses| addresses.take(ADDRESSES_MAX).collect::<Vec<_>>());

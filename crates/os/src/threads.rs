@@ -5,6 +5,7 @@
 
 use std::{
     io,
+    sync::atomic::{AtomicBool, Ordering},
     thread::{self, JoinHandle, Scope, ScopedJoinHandle},
 };
 
@@ -19,6 +20,7 @@ pub struct Threads {
     stack_bytes: Option<usize>,
     /// A forked child has none of the threads.
     generation: u64,
+    is_stopped: AtomicBool,
     running: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -46,8 +48,18 @@ pub fn start_scoped<'scope, T: Send + 'scope>(
 impl Threads {
     /// No threads yet, and never more than `max` at a time.
     pub fn new(max: usize) -> Self {
-        let running = Mutex::new(Vec::new());
-        Self { max, stack_bytes: None, generation: fork::generation(), running }
+        Self {
+            max,
+            stack_bytes: None,
+            generation: fork::generation(),
+            is_stopped: AtomicBool::new(false),
+            running: Mutex::default(),
+        }
+    }
+
+    /// No threads yet; something else bounds their number.
+    pub fn unbounded() -> Self {
+        Self::new(usize::MAX)
     }
 
     /// Sets the size of the stacks.
@@ -75,13 +87,15 @@ impl Threads {
         Ok(())
     }
 
-    /// Makes the threads end, and waits for them. Does nothing in a forked child, whose copies of the state
-    /// and of the sockets belong to the parent.
-    pub fn stop(&self, end: impl FnOnce()) {
-        if !self.is_forked() {
+    /// Makes the threads end by `end`, and waits for them. Returns `false` if they were stopped before, or if
+    /// this process is a forked child, whose copies of the state and of the sockets belong to the parent.
+    pub fn stop(&self, end: impl FnOnce()) -> bool {
+        let is_first = !self.is_forked() && !self.is_stopped.swap(true, Ordering::AcqRel);
+        if is_first {
             end();
-            self.join();
         }
+        self.join();
+        is_first
     }
 
     /// Waits for all threads but the calling one, also for those that others start meanwhile. There are none
@@ -110,7 +124,13 @@ impl Threads {
         fork::is_forked_since(self.generation)
     }
 
-    /// Returns whether a thread has ended, if only by a panic.
+    /// Returns whether the calling thread is one of them.
+    pub fn has_current(&self) -> bool {
+        let current = thread::current().id();
+        self.running.lock().iter().any(|thread| thread.thread().id() == current)
+    }
+
+    /// Returns whether a thread has ended since the last one was started, if only by a panic.
     pub fn has_ended_thread(&self) -> bool {
         self.running.lock().iter().any(JoinHandle::is_finished)
     }
@@ -118,11 +138,7 @@ impl Threads {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-        mpsc,
-    };
+    use std::sync::{Arc, atomic::AtomicUsize, mpsc};
 
     use super::*;
 
@@ -145,10 +161,20 @@ mod tests {
         let error = threads.spawn("test", || {}).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
         assert!(!threads.has_ended_thread());
-        threads.stop(|| drop(gates));
+        assert!(threads.stop(|| drop(gates)));
         assert_eq!(ended.load(Ordering::SeqCst), 2);
-        threads.spawn("test", || {}).unwrap();
-        threads.join();
+    }
+
+    #[test]
+    fn threads_are_told_to_end_once() {
+        let threads = Threads::unbounded();
+        let (gate, opened) = mpsc::sync_channel::<()>(1);
+        let run = move || {
+            let _ = opened.recv();
+        };
+        threads.spawn("test", run).unwrap();
+        assert!(threads.stop(|| drop(gate)));
+        assert!(!threads.stop(|| panic!("they have ended")));
     }
 
     #[test]
@@ -159,7 +185,6 @@ mod tests {
             let _ = opened.recv();
         };
         threads.spawn("test", run).unwrap();
-        threads.stop(|| panic!("the threads are those of the parent"));
-        threads.join();
+        assert!(!threads.stop(|| panic!("the threads are those of the parent")));
     }
 }

@@ -5,7 +5,7 @@ use std::{collections::VecDeque, time::Duration};
 
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Error, ErrorCode, Result};
-use mooncake_os::fork;
+use mooncake_os::{fork, threads};
 
 /// Maximum number of calls that run at the same time.
 const THREADS_MAX: usize = 16;
@@ -68,9 +68,8 @@ pub(crate) fn submit(job: Job) -> Result<()> {
     }
     state.waiting.push_back(job);
     if state.waiting.len() > state.idle && state.threads < THREADS_MAX {
-        let name = "mooncake-async".to_owned();
-        match std::thread::Builder::new().name(name).spawn(|| work(workers)) {
-            Ok(_) => state.threads += 1,
+        match threads::start_detached("mooncake-async", || work(workers)) {
+            Ok(()) => state.threads += 1,
             Err(error) if state.threads == 0 => {
                 drop(state.waiting.pop_back());
                 return Err(Error::internal("no thread for calls of event loops").caused_by(error));

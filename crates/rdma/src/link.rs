@@ -10,6 +10,7 @@ use std::{
 };
 
 use mooncake_base::{Error, ErrorCode, Moment, Result};
+use mooncake_os::threads;
 use mooncake_verbs::Operation;
 use smallvec::SmallVec;
 
@@ -423,8 +424,7 @@ impl PeerLink {
             let _ = link.connect_rail(&link.rails[index], link.now() + CONNECT_TIMEOUT);
             link.is_reconnecting.store(false, Ordering::Release);
         };
-        let thread = std::thread::Builder::new().name("rdma-connect".to_owned());
-        if let Err(error) = thread.spawn(connect) {
+        if let Err(error) = threads::start_detached("rdma-connect", connect) {
             tracing::debug!(%error, "no thread can be started");
             self.is_reconnecting.store(false, Ordering::Release);
         }

@@ -5,12 +5,12 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
-    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
 use mooncake_base::sync::{Condvar, Mutex, RwLock};
 use mooncake_base::{Clock, DeviceUsage, Error, ErrorCode, Moment, Result};
+use mooncake_os::threads::Threads;
 use mooncake_verbs::{
     AsyncEvent, Completion, CompletionChannel, CompletionQueue, ConnectionSettings, Context,
     Device, ProtectionDomain, QueuePair, QueuePairLimits,
@@ -109,7 +109,7 @@ pub(crate) fn failure(device: &str, source: mooncake_verbs::Error) -> Error {
 #[derive(Debug)]
 pub(crate) struct Poller {
     nic: Arc<Nic>,
-    thread: Option<JoinHandle<()>>,
+    threads: Threads,
 }
 
 impl Nic {
@@ -463,11 +463,11 @@ impl Poller {
     /// The system has no thread left.
     pub(crate) fn start(nic: &Arc<Nic>, endpoints: &Arc<Endpoints>) -> Result<Self> {
         let (polled, endpoints) = (Arc::clone(nic), Arc::clone(endpoints));
-        let thread = std::thread::Builder::new()
-            .name(format!("rdma-{}", nic.name))
-            .spawn(move || poll(&polled, &endpoints))
+        let threads = Threads::new(1);
+        threads
+            .spawn(&format!("rdma-{}", nic.name), move || poll(&polled, &endpoints))
             .map_err(|source| Error::internal("no thread can be started").caused_by(source))?;
-        Ok(Self { nic: Arc::clone(nic), thread: Some(thread) })
+        Ok(Self { nic: Arc::clone(nic), threads })
     }
 
     pub(crate) fn nic(&self) -> &Arc<Nic> {
@@ -478,10 +478,7 @@ impl Poller {
 impl Drop for Poller {
     fn drop(&mut self) {
         self.nic.is_stopping.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take() {
-            // The thread has not panicked, or said so itself.
-            let _ = thread.join();
-        }
+        self.threads.join();
     }
 }
 

@@ -142,8 +142,7 @@ impl Server {
             bodies: BodyBudget::new(config.bodies_bytes_max),
             config,
             acceptor: Acceptor::new(listener, limits),
-            // The connections are bounded.
-            threads: Threads::new(usize::MAX),
+            threads: Threads::unbounded(),
             state: Mutex::default(),
             changed: Condvar::default(),
         });

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, EngineMark, Error, ErrorCode, ErrorKind, Result, SystemClock};
-use mooncake_os::call_limit::{self, Helpers};
+use mooncake_os::{
+    call_limit::{self, Helpers},
+    threads::start_scoped,
+};
 use mooncake_transfer_engine::{Engine, Opcode, TimeLimits, TransferEntry};
 use rustc_hash::FxHashMap;
 
@@ -244,9 +247,8 @@ impl Transfers {
         std::thread::scope(|scope| {
             for _ in 1..threads {
                 let begin = SystemClock.now();
-                let thread = std::thread::Builder::new().name("mc-transfer".to_owned());
                 let (limit, helper) = (call_limit::current(), helpers.add());
-                let spawned = thread.spawn_scoped(scope, move || {
+                let spawned = start_scoped(scope, "mc-transfer", move || {
                     let _helper = helper;
                     let now = SystemClock.now();
                     self.replicas.latency().record_thread_start(now.since(begin), now);

@@ -133,6 +133,26 @@ fn included_files_lie_in_the_crate() {
 }
 
 #[test]
+fn threads_are_started_in_one_place() {
+    let pattern = regex(r"\bthread::(Builder|spawn)\b");
+    let tests = regex(r"#\[cfg\(test\)\]\n(#\[.*\]\n)*(pub\(crate\) )?mod ");
+    let found: Vec<_> = rust()
+        .into_iter()
+        .filter(|file| file.path.starts_with("crates/") && file.path.contains("/src/"))
+        .filter(|file| file.path != "crates/os/src/threads.rs" && !is_for_tests(&file.path))
+        .flat_map(|file| {
+            let product = tests.split(&file.text).next().unwrap_or_default();
+            File { text: product.to_owned(), ..file }.matches(&pattern)
+        })
+        .collect();
+    report("threads that mooncake_os::threads does not start", &found);
+}
+
+fn is_for_tests(path: &str) -> bool {
+    path.starts_with("crates/testkit/") || path.contains("/tests/") || path.ends_with("/tests.rs")
+}
+
+#[test]
 fn the_environment_is_read_in_one_place() {
     let pattern = regex(r"\benv::(var|vars|set_var|remove_var)(_os)?\b");
     let found: Vec<_> = rust()

@@ -8,12 +8,12 @@ use std::{
         atomic::{AtomicU64, Ordering},
         mpsc::{Receiver, SyncSender, sync_channel},
     },
-    thread,
     time::Duration,
 };
 
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Clock, SystemClock};
+use mooncake_os::threads;
 use tracing_subscriber::fmt::MakeWriter;
 
 /// The maximum number of lines that wait.
@@ -48,9 +48,7 @@ impl LogQueue {
         let progress = Arc::new(Progress::default());
         let shared = Arc::clone(&progress);
         // The thread lives as long as the program: the last lines are written by `flush`.
-        thread::Builder::new()
-            .name("mc-log".to_owned())
-            .spawn(move || shared.run(&queue, stream))?;
+        threads::start_detached("mc-log", move || shared.run(&queue, stream))?;
         Ok(Self { lines, progress })
     }
 

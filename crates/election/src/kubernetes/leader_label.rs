@@ -1,15 +1,12 @@
 //! A label of a pod that says that its master leads, so that a Service can select the leader.
 
-use std::{
-    sync::Arc,
-    thread::{self, JoinHandle},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use mooncake_base::{
     Clock, Error, Result, SystemClock,
     sync::{Condvar, Mutex},
 };
+use mooncake_os::threads::Threads;
 use serde_json::json;
 
 use super::api::{ApiServer, check_name};
@@ -32,7 +29,7 @@ const WAIT_MAX: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct LeaderLabel {
     shared: Arc<PodState>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    threads: Threads,
 }
 
 #[derive(Debug)]
@@ -60,11 +57,11 @@ impl LeaderLabel {
         let (pod, wanted) = (pod.to_owned(), Mutex::default());
         let shared = Arc::new(PodState { api, pod, wanted, changed: Condvar::new() });
         let inner = Arc::clone(&shared);
-        let thread = thread::Builder::new().name("mc-pod-label".to_owned());
-        let thread = thread.spawn(move || inner.run()).map_err(|source| {
+        let threads = Threads::new(1);
+        threads.spawn("mc-pod-label", move || inner.run()).map_err(|source| {
             Error::internal("the thread of the pod's label cannot be started").caused_by(source)
         })?;
-        Ok(Self { shared, thread: Mutex::new(Some(thread)) })
+        Ok(Self { shared, threads })
     }
 
     /// Says whether the pod should have the label. Does not wait.
@@ -77,12 +74,10 @@ impl LeaderLabel {
 
     /// Removes the label, and ends. Waits for two calls at most.
     pub fn close(&self) {
-        *self.shared.wanted.lock() = Wanted { is_leader: false, is_closed: true };
-        self.shared.changed.notify_all();
-        if let Some(thread) = self.thread.lock().take() {
-            // A thread that panicked has said so.
-            let _ = thread.join();
-        }
+        self.threads.stop(|| {
+            *self.shared.wanted.lock() = Wanted { is_leader: false, is_closed: true };
+            self.shared.changed.notify_all();
+        });
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
         mpsc::{self, SyncSender},
     },
-    thread::{self, JoinHandle},
+    thread,
     time::Duration,
 };
 
@@ -16,6 +16,7 @@ use mooncake_base::{
     sync::{Condvar, Mutex},
 };
 use mooncake_election::{LeaderAddress, Role};
+use mooncake_os::threads::{self, Threads};
 use mooncake_proto::standby::{Attach, Attached, Confirm, Frames, FromLeader, FromStandby, Start};
 
 use super::{
@@ -45,7 +46,7 @@ const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Following {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Threads,
 }
 
 /// The log and what goes with it. Only the thread that receives changes the log.
@@ -107,13 +108,13 @@ impl Following {
             changed: Condvar::new(),
             is_ended: AtomicBool::new(false),
         });
-        let mut following = Self { shared, threads: Vec::new() };
+        let following = Self { shared, threads: Threads::unbounded() };
         following.spawn("mc-follow", Shared::run)?;
         following.spawn("mc-standby-sync", Shared::maintain)?;
         Ok(following)
     }
 
-    fn spawn(&mut self, name: &str, run: fn(&Shared)) -> Result<()> {
+    fn spawn(&self, name: &str, run: fn(&Shared)) -> Result<()> {
         let shared = Arc::clone(&self.shared);
         let run = move || {
             shared.cluster.run_thread(|| {
@@ -121,18 +122,16 @@ impl Following {
                 Ok(())
             });
         };
-        let thread = thread::Builder::new().name(name.to_owned()).spawn(run);
-        self.threads.push(thread.map_err(|source| {
+        self.threads.spawn(name, run).map_err(|source| {
             Error::internal("a thread of the standby cannot be started").caused_by(source)
-        })?);
-        Ok(())
+        })
     }
 
     /// Ends following, and returns what was followed with.
     ///
     /// # Errors
     /// A thread panicked with the log in its hands.
-    pub(super) fn stop(mut self) -> Result<(StandbyLog, Membership)> {
+    pub(super) fn stop(self) -> Result<(StandbyLog, Membership)> {
         self.end();
         let shared = Arc::clone(&self.shared);
         drop(self);
@@ -144,20 +143,18 @@ impl Following {
         Ok((log.into_inner(), membership.into_inner()))
     }
 
-    fn end(&mut self) {
-        self.shared.is_ended.store(true, Ordering::Release);
-        self.shared.log.lock().cancel_compaction();
-        {
-            let progress = self.shared.progress.lock();
-            if let Some(interrupt) = &progress.interrupt {
-                interrupt.end();
+    fn end(&self) {
+        self.threads.stop(|| {
+            self.shared.is_ended.store(true, Ordering::Release);
+            self.shared.log.lock().cancel_compaction();
+            {
+                let progress = self.shared.progress.lock();
+                if let Some(interrupt) = &progress.interrupt {
+                    interrupt.end();
+                }
             }
-        }
-        self.shared.changed.notify_all();
-        for thread in self.threads.drain(..) {
-            // A panic was raised as the fatal error.
-            let _ = thread.join();
-        }
+            self.shared.changed.notify_all();
+        });
     }
 }
 
@@ -236,7 +233,7 @@ impl Shared {
         self.set_interrupt(Interrupt::Lookup(sender.clone()))?;
         // Nobody waits any more if the end has come, or the deadline.
         let resolve = move || drop(sender.try_send(mooncake_os::dial::resolve(&leader, deadline)));
-        thread::Builder::new().name("mc-resolve".to_owned()).spawn(resolve).map_err(|source| {
+        threads::start_detached("mc-resolve", resolve).map_err(|source| {
             Error::internal("the thread that resolves a name cannot be started").caused_by(source)
         })?;
         receiver.recv_timeout(deadline.left(SystemClock.now())).unwrap_or_else(|_| {

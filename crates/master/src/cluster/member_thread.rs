@@ -5,12 +5,12 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    thread::{self, JoinHandle},
     time::Duration,
 };
 
 use mooncake_base::{Clock, Error, ErrorCode, Result, SystemClock};
 use mooncake_election::{History, LeaderAddress, MemberId, Obstacle, Role, View};
+use mooncake_os::threads::Threads;
 
 use super::{
     Cluster, Handover, LogSource, MemberSettings,
@@ -51,7 +51,7 @@ const ANNOUNCE_PAUSE: Duration = Duration::from_millis(50);
 pub(crate) struct MemberHandle {
     cluster: Arc<Cluster>,
     is_ended: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    threads: Threads,
 }
 
 #[derive(Debug)]
@@ -110,11 +110,11 @@ impl MemberHandle {
         };
         let shared = Arc::clone(&cluster);
         let run = move || shared.run_thread(|| work.run(membership));
-        let thread = thread::Builder::new().name("mc-cluster".to_owned()).spawn(run);
-        let thread = thread.map_err(|source| {
+        let threads = Threads::new(1);
+        threads.spawn("mc-cluster", run).map_err(|source| {
             Error::internal("the thread of a member cannot be started").caused_by(source)
         })?;
-        Ok(Self { cluster, is_ended, thread: Some(thread) })
+        Ok(Self { cluster, is_ended, threads })
     }
 
     /// Returns what the threads of the member share.
@@ -125,12 +125,10 @@ impl MemberHandle {
 
 impl Drop for MemberHandle {
     fn drop(&mut self) {
-        self.is_ended.store(true, Ordering::Release);
-        self.cluster.elector.resign();
-        if let Some(thread) = self.thread.take() {
-            // A panic was raised as the fatal error.
-            let _ = thread.join();
-        }
+        self.threads.stop(|| {
+            self.is_ended.store(true, Ordering::Release);
+            self.cluster.elector.resign();
+        });
         // What shares the election may live longer.
         self.cluster.elector.give_lease_back();
         if let Some(label) = &self.cluster.label {

@@ -13,6 +13,7 @@ use std::{
 use bytes::BytesMut;
 use mooncake_base::{Clock, Error, ErrorCode, Result, SystemClock, Token, sync::Mutex};
 use mooncake_election::View;
+use mooncake_os::threads::{self, start_scoped};
 use mooncake_proto::{
     native_frame::{self, GREETING_BYTES_MAX, ServerGreeting},
     native_token::{Challenge, ClientProof},
@@ -109,7 +110,7 @@ impl LogSource {
                 source.record_end(peer, &error);
             }
         };
-        if let Err(error) = thread::Builder::new().name("mc-ship".to_owned()).spawn(serve) {
+        if let Err(error) = threads::start_detached("mc-ship", serve) {
             self.unproven.fetch_sub(1, Ordering::AcqRel);
             tracing::error!(%error, "a thread for a standby cannot be started");
         }
@@ -283,9 +284,8 @@ impl LogSource {
         journal.followers().share_connection(id, Arc::new(direct), shared);
         let mut position = position;
         thread::scope(|scope| {
-            let confirming = thread::Builder::new().name("mc-confirm".to_owned());
             let read = || confirmations.read_all(journal);
-            let confirming = confirming.spawn_scoped(scope, read).map_err(|source| {
+            let confirming = start_scoped(scope, "mc-confirm", read).map_err(|source| {
                 Error::internal("a thread for a standby cannot be started").caused_by(source)
             })?;
             let sent = loop {

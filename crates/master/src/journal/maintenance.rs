@@ -3,12 +3,12 @@
 
 use std::{
     sync::{Arc, Weak, atomic::Ordering},
-    thread::JoinHandle,
     time::Duration,
 };
 
 use mooncake_base::sync::MutexGuard;
 use mooncake_base::{Clock, Error, Result, SegmentId, SystemClock};
+use mooncake_os::threads::Threads;
 
 use super::{Journal, LogSync, Snapshot, request::Wake};
 use crate::state::State;
@@ -41,7 +41,7 @@ pub(crate) trait StateOwner: Send + Sync + 'static {
 #[derive(Debug)]
 pub(crate) struct Maintenance<O: StateOwner> {
     owner: Weak<O>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Threads,
 }
 
 impl<O: StateOwner> Maintenance<O> {
@@ -50,37 +50,32 @@ impl<O: StateOwner> Maintenance<O> {
     /// # Errors
     /// A thread cannot be created.
     pub(crate) fn start(owner: &Arc<O>) -> Result<Self> {
-        let mut maintenance = Self { owner: Arc::downgrade(owner), threads: Vec::new() };
+        let maintenance = Self { owner: Arc::downgrade(owner), threads: Threads::unbounded() };
         maintenance.start_thread("mc-log-write", run_writes)?;
         maintenance.start_thread("mc-log-sync", run_syncs)?;
         maintenance.start_thread("mc-snapshot", run_snapshots)?;
         Ok(maintenance)
     }
 
-    fn start_thread(&mut self, name: &str, run: fn(&Weak<O>)) -> Result<()> {
+    fn start_thread(&self, name: &str, run: fn(&Weak<O>)) -> Result<()> {
         let owner = self.owner.clone();
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || run(&owner));
-        let thread = thread.map_err(|source| {
+        self.threads.spawn(name, move || run(&owner)).map_err(|source| {
             Error::internal("cannot create a maintenance thread of the log").caused_by(source)
-        })?;
-        self.threads.push(thread);
-        Ok(())
+        })
     }
 }
 
 impl<O: StateOwner> Drop for Maintenance<O> {
     fn drop(&mut self) {
+        // Held until the threads have ended, so that none of them drops the owner.
         let owner = self.owner.upgrade();
-        if let Some(journal) = owner.as_ref().and_then(|owner| owner.journal()) {
-            journal.write_requests.stop();
-            journal.sync_requests.stop();
-            journal.snapshot_requests.stop();
-        }
-        for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
-                tracing::error!("a maintenance thread of the log panicked");
+        self.threads.stop(|| {
+            if let Some(journal) = owner.as_ref().and_then(|owner| owner.journal()) {
+                journal.write_requests.stop();
+                journal.sync_requests.stop();
+                journal.snapshot_requests.stop();
             }
-        }
+        });
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use mooncake_base::{Clock, Error, Moment, Result, SystemClock};
+use mooncake_os::threads;
 
 use super::ClientInner;
 
@@ -12,13 +13,11 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Starts the heartbeat thread, which ends when the client is closed.
 pub(super) fn start(inner: &Arc<ClientInner>) -> Result<()> {
     let inner = Arc::clone(inner);
-    std::thread::Builder::new()
-        .name("mc-heartbeat".to_owned())
-        .spawn(move || {
-            run_heartbeats(&inner);
-            inner.lifetime.record_heartbeat_end();
-        })
-        .map(drop)
+    let run = move || {
+        run_heartbeats(&inner);
+        inner.lifetime.record_heartbeat_end();
+    };
+    threads::start_detached("mc-heartbeat", run)
         .map_err(|source| Error::internal("cannot start the heartbeat thread").caused_by(source))
 }
 

@@ -10,6 +10,7 @@ use std::{sync::Arc, time::Duration};
 
 use mooncake_base::{Backoff, Clock, Error, ErrorCode, ErrorKind, Moment, Result, SystemClock};
 use mooncake_disk::{Disk, Name, OwnedName, Write, WriteOutcome, directory::EXTENT_BYTES_MAX};
+use mooncake_os::threads;
 use mooncake_proto::{columns::Record, v1};
 use mooncake_transfer_engine::{Opcode, TransferEntry};
 
@@ -115,15 +116,13 @@ pub(super) fn start(inner: &Arc<ClientInner>) -> Result<()> {
         let registrations = inner.session.registrations();
         DirectoryCalls { client: inner, owner }.mount_first()?;
         let (inner, owner) = (Arc::clone(inner), Arc::clone(owner));
-        std::thread::Builder::new()
-            .name("mc-disk".to_owned())
-            .spawn(move || {
-                let directory = DirectoryCalls { client: &inner, owner: &owner };
-                Offload::new(directory, registrations).run();
-            })
-            .map_err(|source| {
-                Error::internal("cannot start the thread of a directory").caused_by(source)
-            })?;
+        let run = move || {
+            let directory = DirectoryCalls { client: &inner, owner: &owner };
+            Offload::new(directory, registrations).run();
+        };
+        threads::start_detached("mc-disk", run).map_err(|source| {
+            Error::internal("cannot start the thread of a directory").caused_by(source)
+        })?;
     }
     Ok(())
 }

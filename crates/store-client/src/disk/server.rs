@@ -106,7 +106,7 @@ impl RecordServer {
             served,
             acceptor: Acceptor::new(listener, LIMITS),
             is_stopped: AtomicBool::new(false),
-            threads: Threads::new(usize::MAX),
+            threads: Threads::unbounded(),
         });
         let accepting = Arc::clone(&shared);
         let started = shared.threads.spawn("mc-disk-accept", move || accepting.accept());

@@ -9,7 +9,7 @@ use std::{
 };
 
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock, Token};
-use mooncake_os::call_limit;
+use mooncake_os::{call_limit, threads};
 use mooncake_proto::{
     native_frame::{self, ServerGreeting},
     native_token::{self, ClientProof},
@@ -177,9 +177,9 @@ fn resolve(to: &Endpoint, deadline: Moment) -> Result<Vec<SocketAddr>> {
         // Fails if the caller has stopped waiting.
         let _ = sender.send(found);
     };
-    std::thread::Builder::new().name("mc-resolve".to_owned()).spawn(resolve_host).map_err(
-        |source| unreachable("cannot start a thread for the resolver").caused_by(source),
-    )?;
+    threads::start_detached("mc-resolve", resolve_host).map_err(|source| {
+        unreachable("cannot start a thread for the resolver").caused_by(source)
+    })?;
     match call_limit::receive(&receiver, deadline) {
         Some(found) => found.map_err(|source: io::Error| {
             unreachable("the host name of the master cannot be resolved").caused_by(source)

@@ -4,7 +4,6 @@
 use std::{
     fmt,
     sync::{Arc, OnceLock},
-    thread::{self, JoinHandle},
     time::Duration,
 };
 
@@ -16,7 +15,7 @@ use mooncake_election::{
     ClusterId, LeaderAddress, LeaseService, Snapshot, View, etcd::EtcdLease,
     kubernetes::KubernetesLease, redis::RedisLease,
 };
-use mooncake_os::fork;
+use mooncake_os::threads::Threads;
 use mooncake_proto::v1;
 
 use super::{
@@ -45,8 +44,8 @@ const ANY_TTL: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct LocatedLink {
     shared: Arc<LeaderLocator>,
-    watcher: Mutex<Option<JoinHandle<()>>>,
-    generation: u64,
+    /// The one that watches the service, if one names the leader.
+    threads: Threads,
 }
 
 struct LeaderLocator {
@@ -124,21 +123,19 @@ impl LocatedLink {
             views: Arc::default(),
             told: OnceLock::new(),
         });
-        let mut watcher = None;
+        let threads = Threads::new(1);
         if let Source::Service(service) = &shared.source {
             let (service, watching) = (Arc::clone(service), Arc::clone(&shared));
-            let thread = thread::Builder::new().name("mc-leader".to_owned());
-            let thread = thread.spawn(move || watching.watch(&*service)).map_err(|source| {
+            threads.spawn("mc-leader", move || watching.watch(&*service)).map_err(|source| {
                 Error::internal("the thread that watches the leader does not start")
                     .caused_by(source)
             })?;
-            watcher = Some(thread);
         }
-        Ok(Self { shared, watcher: Mutex::new(watcher), generation: fork::generation() })
+        Ok(Self { shared, threads })
     }
 
     fn is_forked(&self) -> bool {
-        fork::is_forked_since(self.generation)
+        self.threads.is_forked()
     }
 }
 
@@ -188,29 +185,22 @@ impl MasterLink for LocatedLink {
     }
 
     fn close(&self) {
-        // In a forked child, the sockets belong to the parent, too.
-        if self.is_forked() {
-            return;
-        }
-        {
-            let mut state = self.shared.state.lock();
-            state.is_closed = true;
-            if let Some(current) = &state.current {
-                current.link.close();
+        self.threads.stop(|| {
+            {
+                let mut state = self.shared.state.lock();
+                state.is_closed = true;
+                if let Some(current) = &state.current {
+                    current.link.close();
+                }
+                if let Some(doubted) = &state.doubted {
+                    doubted.link.close();
+                }
             }
-            if let Some(doubted) = &state.doubted {
-                doubted.link.close();
+            self.shared.changed.notify_all();
+            if let Source::Service(service) = &self.shared.source {
+                service.close();
             }
-        }
-        self.shared.changed.notify_all();
-        if let Source::Service(service) = &self.shared.source {
-            service.close();
-        }
-        let watcher = self.watcher.lock().take();
-        if let Some(watcher) = watcher {
-            // A thread that panicked has said so.
-            let _ = watcher.join();
-        }
+        });
     }
 }
 

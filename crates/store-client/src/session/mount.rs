@@ -8,7 +8,7 @@ use std::{
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SegmentId, SystemClock};
-use mooncake_os::memory::memory_limit;
+use mooncake_os::{memory::memory_limit, threads};
 use mooncake_proto::v1;
 use mooncake_transfer_engine::{FileMemory, LocalRange, MemoryHold, SharedMemory};
 
@@ -360,8 +360,8 @@ pub(crate) fn free_in_background(segments: Vec<MountedSegment>) {
         // Fails if the receiver has given up waiting.
         let _ = sender.send(());
     };
-    match std::thread::Builder::new().name("mc-unmap".to_owned()).spawn(free) {
-        Ok(_) => drop(receiver.recv_timeout(FREE_TIMEOUT)),
+    match threads::start_detached("mc-unmap", free) {
+        Ok(()) => drop(receiver.recv_timeout(FREE_TIMEOUT)),
         // Without a thread, the closure was dropped here and the memory with it.
         Err(error) => {
             tracing::debug!(%error, "cannot start a thread to free memory, freed it in the caller")

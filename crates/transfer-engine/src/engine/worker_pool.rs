@@ -6,13 +6,12 @@ use std::{
     collections::VecDeque,
     fmt,
     sync::Arc,
-    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
-use mooncake_os::fork;
+use mooncake_os::threads::Threads;
 
 use self::completion_table::CompletionTable;
 use super::batch::{BatchId, BatchStatus};
@@ -43,7 +42,8 @@ impl fmt::Debug for Job {
 #[derive(Debug)]
 pub(super) struct WorkerPool {
     shared: Arc<PoolShared>,
-    generation: u64,
+    /// At most [`THREADS_MAX`] have not announced their end.
+    threads: Threads,
 }
 
 #[derive(Debug)]
@@ -59,7 +59,6 @@ struct PoolShared {
 struct JobQueue {
     queue: VecDeque<(BatchId, Job)>,
     completions: CompletionTable,
-    threads: Vec<JoinHandle<()>>,
     idle: usize,
     alive: usize,
     /// Number of batches that found the queue full until their deadline.
@@ -72,7 +71,6 @@ impl Default for WorkerPool {
         let state = JobQueue {
             queue: VecDeque::new(),
             completions: CompletionTable::new(RESULTS_MAX),
-            threads: Vec::new(),
             idle: 0,
             alive: 0,
             refused: 0,
@@ -80,7 +78,7 @@ impl Default for WorkerPool {
         };
         let shared =
             PoolShared { state: Mutex::new(state), work: Condvar::new(), change: Condvar::new() };
-        Self { shared: Arc::new(shared), generation: fork::generation() }
+        Self { shared: Arc::new(shared), threads: Threads::unbounded() }
     }
 }
 
@@ -163,19 +161,18 @@ impl WorkerPool {
     /// Fails every queued batch and joins the threads. A thread whose transfer outlasts `timeout`
     /// is left to end at the deadline of its batch.
     pub(super) fn close(&self, timeout: Duration) {
-        if fork::is_forked_since(self.generation) {
+        if self.threads.is_forked() {
             return;
         }
         let mut state = self.shared.state.lock();
         state.is_closed = true;
         let waiting = std::mem::take(&mut state.queue);
         state.completions.complete_all(&BatchStatus::Failed(closed()));
-        let threads = std::mem::take(&mut state.threads);
         self.shared.work.notify_all();
         self.shared.change.notify_all();
         let until = Instant::now() + timeout;
         // A worker itself may drop the last handle of an engine.
-        let own = threads.iter().any(|thread| thread.thread().id() == thread::current().id());
+        let own = self.threads.has_current();
         while state.alive > usize::from(own) {
             if self.shared.change.wait_until(&mut state, until).timed_out() {
                 tracing::info!(
@@ -187,25 +184,17 @@ impl WorkerPool {
         }
         drop(state);
         drop(waiting);
-        for thread in threads {
-            if thread.thread().id() != thread::current().id() && thread.join().is_err() {
-                tracing::error!("a worker thread panicked");
-            }
-        }
+        self.threads.join();
     }
 
     fn start_thread(&self, state: &mut JobQueue) -> Result<()> {
-        state.threads.retain(|thread| !thread.is_finished());
         let worker = Worker(Arc::clone(&self.shared));
         let number = state.alive;
-        let thread = thread::Builder::new()
-            .name(format!("mooncake-move{number}"))
-            .spawn(move || worker.run())
-            .map_err(|error| {
-                Error::new(ErrorCode::INTERNAL_ERROR, "a worker thread cannot be started")
-                    .caused_by(error)
-            })?;
-        state.threads.push(thread);
+        let started = self.threads.spawn(&format!("mooncake-move{number}"), move || worker.run());
+        started.map_err(|error| {
+            Error::new(ErrorCode::INTERNAL_ERROR, "a worker thread cannot be started")
+                .caused_by(error)
+        })?;
         state.alive += 1;
         Ok(())
     }

@@ -18,7 +18,6 @@ use std::{
     cell::RefCell,
     collections::VecDeque,
     sync::{Arc, Weak},
-    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -26,7 +25,7 @@ use mooncake_base::{
     Backoff,
     sync::{Condvar, Mutex},
 };
-use mooncake_os::{fork, memory::available_memory, thread as os_thread};
+use mooncake_os::{memory::available_memory, thread as os_thread, threads::Threads};
 
 use super::mapping::{self, CHUNK, Mapping};
 use crate::{copy, memory::region::Regions, transfer_entry::RemoteRange};
@@ -46,7 +45,8 @@ pub(crate) struct Prefaulter {
     shared: Arc<PrefaultShared>,
     /// Maximum number of bytes to fault in per mapping.
     bytes_max: u64,
-    generation: u64,
+    /// One has work; those before it are about to end.
+    threads: Threads,
 }
 
 /// State shared by the engine and the thread.
@@ -60,7 +60,6 @@ struct PrefaultShared {
 #[derive(Debug, Default)]
 struct PrefaultQueue {
     queue: VecDeque<Task>,
-    thread: Option<JoinHandle<()>>,
     is_running: bool,
     is_closed: bool,
 }
@@ -84,7 +83,7 @@ enum Task {
 impl Prefaulter {
     /// Creates a prefaulter for `bytes_max` bytes of each mapping; 0 turns it off.
     pub(crate) fn new(bytes_max: u64) -> Self {
-        Self { shared: Arc::default(), bytes_max, generation: fork::generation() }
+        Self { shared: Arc::default(), bytes_max, threads: Threads::unbounded() }
     }
 
     /// Queues a mapping to be faulted in.
@@ -110,27 +109,21 @@ impl Prefaulter {
             return;
         }
         let shared = Arc::clone(&self.shared);
-        let thread = thread::Builder::new().name("mooncake-pages".into());
         // Without a thread the pages are allocated as they are written.
-        state.thread = thread.spawn(move || run(&shared)).ok();
-        state.is_running = state.thread.is_some();
+        state.is_running = self.threads.spawn("mooncake-pages", move || run(&shared)).is_ok();
     }
 
     /// Stops the thread after its current step and joins it.
     pub(crate) fn close(&self) {
-        if fork::is_forked_since(self.generation) {
+        if self.threads.is_forked() {
             return;
         }
         let mut state = self.shared.state.lock();
         state.is_closed = true;
         state.queue.clear();
-        let thread = state.thread.take();
         drop(state);
         self.shared.closing.notify_all();
-        let is_other = |thread: &JoinHandle<()>| thread.thread().id() != thread::current().id();
-        if thread.filter(is_other).is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("the prefault thread panicked");
-        }
+        self.threads.join();
     }
 
     /// Returns whether no work is left.
@@ -232,6 +225,8 @@ fn each_chunk(
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use super::*;
 
     fn wait_until(what: &str, is_so: impl Fn() -> bool) {

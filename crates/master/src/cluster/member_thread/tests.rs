@@ -232,7 +232,7 @@ async fn pod_has_the_label_while_its_master_serves() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let (sender, mut bodies) = mpsc::channel(8);
-    thread::spawn(move || serve_pods(&listener, &sender));
+    std::thread::spawn(move || serve_pods(&listener, &sender));
     let api = ApiServer::new(&url, "default", None, None).unwrap();
     let label = LeaderLabel::start(api, "m-0").unwrap();
     let member = start_member(Fault::Never, Some(label));

@@ -11,7 +11,10 @@ use std::{
 };
 
 use mooncake_base::sync::Mutex;
-use mooncake_os::call_limit::{self, Helpers};
+use mooncake_os::{
+    call_limit::{self, Helpers},
+    threads::start_scoped,
+};
 
 /// Maximum items per part. The master answers calls of up to this many items at once, on the
 /// connection's own thread.
@@ -50,13 +53,12 @@ pub(in crate::client) fn run_overlapped<P: Sync, R: Send>(
     // unmapped.
     let helpers = Helpers::new();
     thread::scope(|scope| {
-        let builder = thread::Builder::new().name("mc-put".to_owned());
         let (limit, helper) = (call_limit::current(), helpers.add());
         let help = || {
             let _helper = helper;
             call_limit::run_under(limit, run_parts);
         };
-        if let Err(error) = builder.spawn_scoped(scope, help) {
+        if let Err(error) = start_scoped(scope, "mc-put", help) {
             // This thread processes all parts alone.
             tracing::debug!(%error, "cannot start a second thread for a batch, using one");
         }

@@ -6,7 +6,10 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use mooncake_base::{
     Clock, Error, ErrorCode, Moment, Result, SegmentId, SystemClock, TenantId, sync::Mutex,
 };
-use mooncake_os::call_limit::{self, Helpers};
+use mooncake_os::{
+    call_limit::{self, Helpers},
+    threads::start_scoped,
+};
 use mooncake_proto::records::{Loaded, RECORDS_MAX, Wanted};
 use mooncake_transfer_engine::{HeldRange, LocalRange, Opcode, TimeLimits, TransferEntry};
 
@@ -421,9 +424,8 @@ fn run_workers(workers: usize, work: &(impl Fn() + Sync)) {
     let helpers = Helpers::new();
     std::thread::scope(|scope| {
         for _ in 1..workers {
-            let thread = std::thread::Builder::new().name("mc-disk-read".to_owned());
             let (limit, helper) = (call_limit::current(), helpers.add());
-            let spawned = thread.spawn_scoped(scope, move || {
+            let spawned = start_scoped(scope, "mc-disk-read", move || {
                 let _helper = helper;
                 call_limit::run_under(limit, work);
             });

@@ -6,10 +6,11 @@
 //! tasks fetched together. Other data is read straight into the target if the target belongs to
 //! this client, and is copied through a buffer otherwise.
 
-use std::{sync::Arc, thread::JoinHandle, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_os::threads::Threads;
 use mooncake_proto::v1;
 use mooncake_transfer_engine::{Opcode, TransferEntry};
 use smallvec::SmallVec;
@@ -28,10 +29,19 @@ const WINDOW_MARGIN: Duration = Duration::from_millis(50);
 const COPY_BUFFER_BYTES: u64 = 8 << 20;
 
 /// The thread that runs tasks.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in super::super) struct TaskWorker {
     state: Mutex<TaskWorkerState>,
     changed: Condvar,
+    /// Joined when the next thread is started or the client is closed.
+    threads: Threads,
+}
+
+impl Default for TaskWorker {
+    fn default() -> Self {
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        Self { state, changed, threads: Threads::new(1) }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -39,8 +49,6 @@ struct TaskWorkerState {
     is_running: bool,
     /// Whether tasks were announced since the worker last fetched some.
     has_tasks: bool,
-    /// Joined when the next thread is started or the client is closed.
-    thread: Option<JoinHandle<()>>,
 }
 
 /// A fetched task.
@@ -78,14 +86,11 @@ impl ClientInner {
         if state.is_running || self.lifetime.is_closed() {
             return;
         }
-        if let Some(thread) = state.thread.take() {
-            // The thread has announced its end and holds no locks.
-            let _ = thread.join();
-        }
+        // The thread before it has announced its end and holds no locks.
+        self.task_worker.threads.join();
         let inner = Arc::clone(self);
-        let thread = std::thread::Builder::new().name("mc-tasks".to_owned());
-        match thread.spawn(move || inner.run_worker()) {
-            Ok(thread) => (state.is_running, state.thread) = (true, Some(thread)),
+        match self.task_worker.threads.spawn("mc-tasks", move || inner.run_worker()) {
+            Ok(()) => state.is_running = true,
             // The next heartbeat announces the tasks again.
             Err(error) => tracing::warn!(%error, "cannot start the thread for copy and move tasks"),
         }
@@ -102,11 +107,8 @@ impl ClientInner {
             }
             self.task_worker.changed.wait_for(&mut state, left);
         }
-        let thread = state.thread.take();
         drop(state);
-        if let Some(thread) = thread {
-            let _ = thread.join();
-        }
+        self.task_worker.threads.join();
     }
 
     fn run_worker(&self) {

@@ -13,13 +13,12 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{EngineId, Error, ErrorCode, Result};
-use mooncake_os::{acceptor::ACCEPT_PAUSE, fork};
+use mooncake_os::{acceptor::ACCEPT_PAUSE, threads::Threads};
 
 pub(crate) use self::connection::AuthPolicy;
 use self::connection::{ConnectionEvent, ServerConnection};
@@ -53,8 +52,7 @@ const MESSAGES_PER_POLL: usize = 64;
 pub(crate) struct ShmServer {
     shared: Arc<ServerShared>,
     name: String,
-    thread: Mutex<Option<JoinHandle<()>>>,
-    generation: u64,
+    threads: Threads,
 }
 
 #[derive(Debug)]
@@ -98,11 +96,9 @@ impl ShmServer {
             is_stopped: AtomicBool::new(false),
         });
         let served = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
-            .name("mooncake-shm".to_owned())
-            .spawn(move || serve(&served, &listener))?;
-        let generation = fork::generation();
-        Ok(Self { shared, name, thread: Mutex::new(Some(thread)), generation })
+        let threads = Threads::new(1);
+        threads.spawn("mooncake-shm", move || serve(&served, &listener))?;
+        Ok(Self { shared, name, threads })
     }
 
     /// Returns the name of the abstract socket that peers connect to.
@@ -143,25 +139,21 @@ impl ShmServer {
 
     /// Withdraws all regions, closes all connections, and joins the thread.
     pub(crate) fn stop(&self, timeout: Duration) {
-        let Some(thread) = self.thread.lock().take() else { return };
-        // Peers that do not confirm are disconnected when the thread ends.
-        self.shared.begin_withdrawal(None);
-        if let Err(error) = self.shared.await_withdrawal(None, Instant::now() + timeout) {
-            tracing::info!(%error, "a peer of this host did not confirm that the engine closes");
-        }
-        self.shared.is_stopped.store(true, Ordering::Release);
-        self.shared.wake.notify();
-        if thread.join().is_err() {
-            tracing::error!("the shm server thread panicked");
-        }
+        self.threads.stop(|| {
+            // Peers that do not confirm are disconnected when the thread ends.
+            self.shared.begin_withdrawal(None);
+            if let Err(error) = self.shared.await_withdrawal(None, Instant::now() + timeout) {
+                tracing::info!(%error, "a peer of this host did not confirm that the engine closes");
+            }
+            self.shared.is_stopped.store(true, Ordering::Release);
+            self.shared.wake.notify();
+        });
     }
 }
 
 impl Drop for ShmServer {
     fn drop(&mut self) {
-        if !fork::is_forked_since(self.generation) {
-            self.stop(Duration::ZERO);
-        }
+        self.stop(Duration::ZERO);
     }
 }
 
