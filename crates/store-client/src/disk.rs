@@ -79,7 +79,7 @@ impl Disks {
             let (owners, staging) = (Arc::clone(&owners), Arc::clone(&staging));
             let endpoint = engine.segment_name().to_owned();
             let served = Served { owners, staging, endpoint, token: token.clone() };
-            Some(RecordServer::start(engine.host(), served)?)
+            Some(RecordServer::start(engine, served)?)
         };
         Ok(Self { owners, staging, server, readers: RecordReaders::new(token) })
     }

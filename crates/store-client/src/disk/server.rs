@@ -6,7 +6,7 @@
 
 use std::{
     collections::BTreeMap,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, TcpListener},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -23,6 +23,7 @@ use mooncake_proto::records::{
     CALL_BYTES_MAX, LoadRecords, Loaded, RecordAnswer, RecordCall, RecordsLoaded, RecordsReleased,
     Wanted,
 };
+use mooncake_transfer_engine::Engine;
 
 use super::{
     owner::Owner,
@@ -90,16 +91,16 @@ struct Leases {
 }
 
 impl RecordServer {
-    /// Listens on a free port of the host that peers of the engine come to.
+    /// Listens on a port of the range of the engine, at the host that its peers come to.
     ///
     /// # Errors
-    /// The system gives no port or no thread.
-    pub(crate) fn start(host: &str, served: Served) -> Result<Self> {
+    /// No port of the range is free, or the system gives no thread.
+    pub(crate) fn start(engine: &Engine, served: Served) -> Result<Self> {
         let failed = |text: &'static str| {
             move |source: std::io::Error| Error::new(ErrorCode::RPC_FAIL, text).caused_by(source)
         };
-        let listener = TcpListener::bind((bind_address(host), 0))
-            .map_err(failed("the server of records on disk cannot listen"))?;
+        let host = engine.host();
+        let listener = engine.listen_beside(bind_address(host))?;
         let address = listener.local_addr().map_err(failed("a listener has no address"))?;
         let endpoint = Endpoint::new(host, address.port()).to_string();
         let shared = Arc::new(Shared {

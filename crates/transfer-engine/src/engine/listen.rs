@@ -11,6 +11,7 @@ use socket2::SockRef;
 
 use mooncake_os::dial::resolve;
 
+use super::Engine;
 use crate::config::EngineConfig;
 
 /// Time limit for resolving the name of the metadata server.
@@ -75,9 +76,19 @@ impl Listeners {
     }
 }
 
+impl Engine {
+    /// Binds a listener of another protocol of this process, on a port of the range that peers may reach.
+    ///
+    /// # Errors
+    /// No port of the range is free.
+    pub fn listen_beside(&self, address: IpAddr) -> Result<TcpListener> {
+        listen_in_range(address, &self.inner.config, 1)
+    }
+}
+
 /// Tries the ports of the range from a random one on, so that engines that start together do not
 /// race for the same ones. A range that begins with 0 lets the system choose. `wanted` is the number
-/// of ports of the range that the engine needs.
+/// of ports of the range that are needed at least.
 fn listen_in_range(address: IpAddr, config: &EngineConfig, wanted: u32) -> Result<TcpListener> {
     let (first, last) = (*config.ports.start(), *config.ports.end());
     if first == 0 {
@@ -100,7 +111,8 @@ fn listen_in_range(address: IpAddr, config: &EngineConfig, wanted: u32) -> Resul
         .with("ports", format_args!("{first}-{last}"))
         .with("needed", wanted)
         .with_remedy(
-            "Widen the range of MC_MIN_RPC_PORT and MC_MAX_RPC_PORT; an engine needs two.",
+            "Widen the range of MC_MIN_RPC_PORT and MC_MAX_RPC_PORT; an engine needs two, and a third \
+             where a process keeps copies on disk.",
         ))
 }
 

@@ -1,6 +1,11 @@
 //! A record server and its readers, without a master.
 
-use std::{io::Read as _, io::Write as _, net::TcpStream, path::Path};
+use std::{
+    io::Read as _,
+    io::Write as _,
+    net::{TcpListener, TcpStream},
+    path::Path,
+};
 
 use mooncake_base::{ErrorKind, Moment};
 use mooncake_disk::{Name, Write, WriteOutcome};
@@ -31,10 +36,28 @@ fn open(path: &Path, metrics: &Arc<Metrics>) -> Owner {
     Owner::open(&config, &Default::default(), metrics).unwrap()
 }
 
+/// Returns a range of ports that are free.
+fn free_ports(count: u16) -> std::ops::RangeInclusive<u16> {
+    let bind = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port));
+    loop {
+        let first = bind(0).unwrap().local_addr().unwrap().port();
+        let last = first.saturating_add(count - 1);
+        if (first..=last).len() == usize::from(count)
+            && (first..=last).all(|port| bind(port).is_ok())
+        {
+            return first..=last;
+        }
+    }
+}
+
 impl Fixture {
     fn start(staging_bytes: u64, token: Option<&Token>) -> Self {
+        Self::start_with(EngineConfig::default(), staging_bytes, token)
+    }
+
+    fn start_with(config: EngineConfig, staging_bytes: u64, token: Option<&Token>) -> Self {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let config = EngineConfig { name: "127.0.0.1".to_owned(), ..EngineConfig::default() };
+        let config = EngineConfig { name: "127.0.0.1".to_owned(), ..config };
         let engine = Engine::start(config, runtime.handle().clone()).unwrap();
         let directory = tempfile::tempdir().unwrap();
         let metrics = Arc::default();
@@ -46,7 +69,7 @@ impl Fixture {
             endpoint: engine.segment_name().to_owned(),
             token: token.map(records::token),
         };
-        let server = RecordServer::start(engine.host(), served).unwrap();
+        let server = RecordServer::start(&engine, served).unwrap();
         Self { server, owner, staging, engine, _runtime: runtime, _directory: directory }
     }
 
@@ -77,6 +100,15 @@ impl Fixture {
 
 fn wanted(key: &str, offset: u64, length: u64) -> Wanted<'_> {
     Wanted { tenant: "t", key: key.as_bytes(), version: 1, offset, length }
+}
+
+#[test]
+fn listens_on_a_port_of_the_range_of_engines() {
+    let ports = free_ports(3);
+    let config = EngineConfig { ports: ports.clone(), ..EngineConfig::default() };
+    let fixture = Fixture::start_with(config, 64 << 20, None);
+    let port = fixture.server.endpoint().rsplit_once(':').unwrap().1.parse().unwrap();
+    assert!(ports.contains(&port), "{port} {ports:?}");
 }
 
 #[test]
