@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use mooncake_base::{ClientId, Error, ErrorCode, Moment, ReplicaId, Result, TaskId, Version};
+use mooncake_base::{
+    Backoff, ClientId, Error, ErrorCode, Moment, ReplicaId, Result, TaskId, Version,
+};
 
 use crate::state::{
     calls::{
@@ -34,11 +36,8 @@ use crate::state::{
     timer::Timer,
 };
 
-/// The delay of the first retry. It doubles with each further failure…
-const RETRY_PAUSE: Duration = Duration::from_millis(250);
-
-/// … up to this limit.
-const RETRY_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// Delays of retries.
+const RETRY_PAUSES: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(5));
 
 /// How often a task checks whether an absent segment has come back.
 const WAIT_PAUSE: Duration = Duration::from_millis(250);
@@ -482,7 +481,7 @@ impl TaskCalls<'_> {
         why.clone_into(&mut task.message);
         let (client, retries) = (task.client, task.retries);
         self.log_task(id);
-        let pause = RETRY_PAUSE_MAX.min(RETRY_PAUSE * (1 << (retries - 1).min(8)));
+        let pause = RETRY_PAUSES.pause(retries - 1);
         self.assign_task(now, id, now + pause, Some(client));
     }
 
