@@ -47,6 +47,8 @@ pub struct Validity {
 /// The name of a thread, and what it does until the elector is closed.
 type Task = (&'static str, fn(&Shared));
 
+const TASKS: [Task; 2] = [("mc-lease", Shared::call), ("mc-watch", Shared::watch)];
+
 #[derive(Debug)]
 struct Shared {
     service: Arc<dyn LeaseService>,
@@ -85,8 +87,7 @@ impl Elector {
             known: Mutex::default(),
         });
         let elector = Self { shared, threads: Threads::unbounded() };
-        let tasks: [Task; 2] = [("mc-lease", Shared::call), ("mc-watch", Shared::watch)];
-        for (name, task) in tasks {
+        for (name, task) in TASKS {
             let shared = Arc::clone(&elector.shared);
             elector.threads.spawn(name, move || task(&shared)).map_err(|source| {
                 Error::internal("a thread of the election cannot be started").caused_by(source)
@@ -100,7 +101,7 @@ impl Elector {
     /// # Errors
     /// A thread panicked.
     pub fn check_threads(&self) -> Result<()> {
-        if self.threads.has_ended_thread() {
+        if self.threads.count() < TASKS.len() {
             return Err(Error::internal("a thread of the election panicked; see the log"));
         }
         Ok(())

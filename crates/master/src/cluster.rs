@@ -152,7 +152,8 @@ impl Cluster {
     /// Returns the refusal of a call by this master, which does not lead: who does, or why nobody can be
     /// elected.
     pub(crate) fn refusal(&self) -> Error {
-        if let Some(leader) = self.leader_address() {
+        if let Some(leader) = self.leader_address().filter(|other| *other != self.settings.address)
+        {
             return not_leader(Some(&leader));
         }
         let error = not_leader(None);

@@ -101,14 +101,11 @@ impl Threads {
     /// Waits for all threads but the calling one, also for those that others start meanwhile. There are none
     /// in a forked child.
     pub fn join(&self) {
-        loop {
+        // The lock of a forked child may be held by a thread that only the parent has.
+        while !self.is_forked() {
             let threads = std::mem::take(&mut *self.running.lock());
             if threads.is_empty() {
                 return;
-            }
-            if self.is_forked() {
-                // Dropping the handles would touch threads of the parent.
-                return std::mem::forget(threads);
             }
             for thread in threads {
                 if thread.thread().id() != thread::current().id() {
@@ -130,9 +127,18 @@ impl Threads {
         self.running.lock().iter().any(|thread| thread.thread().id() == current)
     }
 
-    /// Returns whether a thread has ended since the last one was started, if only by a panic.
-    pub fn has_ended_thread(&self) -> bool {
-        self.running.lock().iter().any(JoinHandle::is_finished)
+    /// Returns how many threads run; one that panicked does not.
+    pub fn count(&self) -> usize {
+        self.running.lock().iter().filter(|thread| !thread.is_finished()).count()
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        if self.is_forked() {
+            // Dropping the handles would touch threads of the parent.
+            std::mem::forget(std::mem::take(self.running.get_mut()));
+        }
     }
 }
 
@@ -160,7 +166,7 @@ mod tests {
             .collect();
         let error = threads.spawn("test", || {}).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
-        assert!(!threads.has_ended_thread());
+        assert_eq!(threads.count(), 2);
         assert!(threads.stop(|| drop(gates)));
         assert_eq!(ended.load(Ordering::SeqCst), 2);
     }
@@ -179,7 +185,8 @@ mod tests {
 
     #[test]
     fn forked_child_neither_ends_nor_joins_threads() {
-        let threads = Threads { generation: fork::generation() + 1, ..Threads::new(1) };
+        let mut threads = Threads::new(1);
+        threads.generation += 1;
         let (_gate, opened) = mpsc::sync_channel::<()>(1);
         let run = move || {
             let _ = opened.recv();

@@ -263,6 +263,7 @@ impl Shared {
     fn follow_over(&self, channel: &mut Channel) -> Result<()> {
         self.set_interrupt(Interrupt::Connection(channel.closer()?))?;
         let attached = self.attach(channel)?;
+        self.cluster.unconfirmed.lock().take();
         self.log.lock().forget_leases();
         self.begin(channel, &attached)?;
         let mut is_behind = true;
@@ -305,10 +306,15 @@ impl Shared {
         let followed = self.membership.lock().views().last().map_or(0, |start| start.view);
         let known = self.cluster.elector.view_max().0.max(followed);
         if attached.view < known {
-            let text = "that master led in an earlier view; its log is not followed";
+            let text = "that master leads in a view below those that this member knows; its log is not \
+                        followed";
             return Err(Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS, text)
                 .with("view", attached.view)
-                .with("known_view", known));
+                .with("known_view", known)
+                .with_remedy(
+                    "If the lease service was emptied and the members began anew, move the state \
+                     directory of this master away and start it again.",
+                ));
         }
         Ok(attached)
     }

@@ -6,7 +6,7 @@
 
 use std::{
     collections::BTreeMap,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, TcpListener},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -94,13 +94,20 @@ impl RecordServer {
     /// Listens on a port of the range of the engine, at the host that its peers come to.
     ///
     /// # Errors
-    /// No port of the range is free, or the system gives no thread.
+    /// The system gives no port or no thread.
     pub(crate) fn start(engine: &Engine, served: Served) -> Result<Self> {
         let failed = |text: &'static str| {
             move |source: std::io::Error| Error::new(ErrorCode::RPC_FAIL, text).caused_by(source)
         };
         let host = engine.host();
-        let listener = engine.listen_beside(bind_address(host))?;
+        let listener = engine.listen_beside(bind_address(host)).or_else(|error| {
+            tracing::warn!(
+                %error, "records on disk are served on a port outside of the range of engines, which a \
+                firewall may close to other processes"
+            );
+            TcpListener::bind((bind_address(host), 0))
+                .map_err(failed("the server of records on disk cannot listen"))
+        })?;
         let address = listener.local_addr().map_err(failed("a listener has no address"))?;
         let endpoint = Endpoint::new(host, address.port()).to_string();
         let shared = Arc::new(Shared {

@@ -160,7 +160,14 @@ impl MasterLink for LocatedLink {
         match failure.request.take() {
             // Nothing was sent to the former leader: the next one may serve already.
             Some(request) if failure.is_unsent() && self.shared.has_left(&link) => {
-                self.shared.attempt(request, deadline).map_err(|(_, failure)| failure)
+                let former = failure.kind;
+                self.shared.attempt(request, deadline).map_err(|(link, mut failure)| {
+                    if link.is_none() {
+                        // None serves yet, which is awaited as after any connection that broke.
+                        failure.kind = former;
+                    }
+                    failure
+                })
             }
             request => {
                 failure.request = request;

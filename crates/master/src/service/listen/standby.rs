@@ -3,7 +3,12 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::BytesMut;
-use mooncake_proto::native_frame::{self, ServerGreeting};
+use mooncake_base::{Error, ErrorCode, Result};
+use mooncake_proto::{
+    native_frame::{self, ServerGreeting},
+    v1,
+};
+use prost::Message as _;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
@@ -12,6 +17,9 @@ use tokio::{
 
 use super::{HTTP_DEADLINE, Protocol, answer_http, protocol_of};
 use crate::{cluster::not_leader, server::Server};
+
+/// More bytes than a greeting has beside the text of its refusal.
+const OTHER_BYTES_MAX: usize = 64;
 
 /// Time in which a peer must have read the answer.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -44,15 +52,10 @@ async fn answer_protocol(mut stream: TcpStream, server: &Server) {
 
 /// Greets with the address of the leader, or why there is none; strangers do not learn it from a master
 /// with a token.
-async fn refuse(
-    mut stream: TcpStream,
-    prefix: BytesMut,
-    server: &Server,
-) -> mooncake_base::Result<()> {
+async fn refuse(mut stream: TcpStream, prefix: BytesMut, server: &Server) -> Result<()> {
     let mut greeting = prefix;
     let broken = |source: std::io::Error| {
-        mooncake_base::Error::new(mooncake_base::ErrorCode::RPC_FAIL, "the peer hung up")
-            .caused_by(source)
+        Error::new(ErrorCode::RPC_FAIL, "the peer hung up").caused_by(source)
     };
     // A socket that is closed with unread bytes resets the connection, and the answer may be lost.
     while greeting.len() < native_frame::client_greeting().len() {
@@ -66,11 +69,50 @@ async fn refuse(
     };
     let ours = ServerGreeting {
         version: native_frame::VERSION,
-        refusal: Some((&refusal).into()),
+        refusal: Some(fitted(&refusal)),
         ..ServerGreeting::default()
     };
     let mut output = BytesMut::new();
     native_frame::encode(&ours, &mut output)?;
     stream.write_all(&output).await.map_err(broken)?;
     stream.shutdown().await.map_err(broken)
+}
+
+/// Returns a refusal that a greeting has room for: its causes name addresses, of any length.
+fn fitted(refusal: &Error) -> v1::Failure {
+    let mut failure: v1::Failure = refusal.into();
+    let room = native_frame::GREETING_BYTES_MAX - OTHER_BYTES_MAX;
+    if failure.encoded_len() > room {
+        // The message has the causes, too.
+        failure.context.clear();
+        let mut length = failure.message.len().min(room - OTHER_BYTES_MAX);
+        while !failure.message.is_char_boundary(length) {
+            length -= 1;
+        }
+        failure.message.truncate(length);
+    }
+    failure
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_fit_into_a_greeting() {
+        for length in [10, 500, 900, 950, 1000, 5000] {
+            let service = "é".repeat(length);
+            let error = not_leader(None)
+                .with("lease_service", &service)
+                .caused_by(Error::closed("no answer").with("from", &service));
+            let refusal = fitted(&error);
+            assert!(refusal.message.starts_with("this master does not lead"), "{refusal:?}");
+            let version = native_frame::VERSION;
+            let greeting =
+                ServerGreeting { version, refusal: Some(refusal), ..ServerGreeting::default() };
+            let mut output = BytesMut::new();
+            native_frame::encode(&greeting, &mut output).unwrap();
+            assert!(output.len() <= native_frame::GREETING_BYTES_MAX, "{length}: {}", output.len());
+        }
+    }
 }
