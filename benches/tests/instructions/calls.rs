@@ -90,7 +90,7 @@ pub(crate) const TO_PEERS: &str = "rdma: 100 slices to ";
 /// wait for the device's thread differs, and with it the count.
 const fn to_peers(name: &'static str, run: fn()) -> Call {
     let scope = Scope::CallsWithout("mooncake_verbs::fake::functions::post_send");
-    Call { name, count: rdma::SLICES_IN_TURN / 100, scope, limit: Some(60_000), run }
+    Call { name, count: rdma::SLICES_IN_TURN / 100, scope, limit: Some(62_500), run }
 }
 
 /// Puts of one object each into a large pool.
