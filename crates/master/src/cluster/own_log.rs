@@ -74,18 +74,43 @@ mod tests {
     use mooncake_base::SystemClock;
 
     use super::*;
-    use crate::journal::SimulatedDisk;
+    use crate::{
+        journal::{Journal, SimulatedDisk},
+        state::Effect,
+    };
+
+    /// Opens the log of a member on a disk.
+    fn open_on(disk: &SimulatedDisk, sync: LogSync) -> (StandbyLog, Membership) {
+        let directory = Arc::new(Directory::on(Arc::new(disk.clone())));
+        let mut membership = Membership::open(Arc::clone(&directory)).unwrap();
+        let log = open(directory, sync, &mut membership).unwrap();
+        (log, membership)
+    }
+
+    /// Begins to lead in the first view.
+    fn lead_with(
+        log: StandbyLog,
+        membership: &mut Membership,
+        required: BTreeSet<String>,
+    ) -> Journal {
+        let clock = SystemClock::shared();
+        let term = NewTerm { view: View(1), required, overrules_others: false, clock };
+        lead(log, membership, term).unwrap().journal
+    }
+
+    fn append_quota(journal: &Journal) -> u64 {
+        journal.append(|into| {
+            Effect::Quota { tenant: "tenant", bytes: None }.encode(into);
+            1
+        })
+    }
 
     #[test]
     fn first_change_of_a_leader_waits_for_the_set() {
         for required in [BTreeSet::new(), BTreeSet::from(["b".to_owned()])] {
-            let directory = Arc::new(Directory::on(Arc::new(SimulatedDisk::default())));
-            let mut membership = Membership::open(Arc::clone(&directory)).unwrap();
-            let log = open(directory, LogSync::Never, &mut membership).unwrap();
+            let (log, mut membership) = open_on(&SimulatedDisk::default(), LogSync::Never);
             let is_alone = required.is_empty();
-            let clock = SystemClock::shared();
-            let term = NewTerm { view: View(1), required, overrules_others: false, clock };
-            let journal = lead(log, &mut membership, term).unwrap().journal;
+            let journal = lead_with(log, &mut membership, required);
             let position = journal.append(|into| {
                 into.push(0);
                 1
@@ -100,34 +125,16 @@ mod tests {
     fn torn_write_of_a_synced_log_was_never_confirmed() {
         for (sync, is_complete) in [(LogSync::Always, true), (LogSync::Never, false)] {
             let disk = SimulatedDisk::default();
-            let open = || {
-                let directory = Arc::new(Directory::on(Arc::new(disk.clone())));
-                let mut membership = Membership::open(Arc::clone(&directory)).unwrap();
-                let log = open(directory, sync, &mut membership).unwrap();
-                (log, membership)
-            };
-            let (log, mut membership) = open();
-            let term = NewTerm {
-                view: View(1),
-                required: BTreeSet::new(),
-                overrules_others: false,
-                clock: SystemClock::shared(),
-            };
-            let journal = lead(log, &mut membership, term).unwrap().journal;
-            let append = || {
-                journal.append(|into| {
-                    crate::state::Effect::Quota { tenant: "tenant", bytes: None }.encode(into);
-                    1
-                })
-            };
-            journal.wait_durable(append()).unwrap();
+            let (log, mut membership) = open_on(&disk, sync);
+            let journal = lead_with(log, &mut membership, BTreeSet::new());
+            journal.wait_durable(append_quota(&journal)).unwrap();
             let confirmed_end = journal.end_frame();
-            append();
+            append_quota(&journal);
             journal.write_only();
             drop(journal);
             // A part of the last frame reached the disk.
             disk.lose_power(&mut |below| below / 2);
-            let (log, membership) = open();
+            let (log, membership) = open_on(&disk, sync);
             assert_eq!(membership.is_complete(), is_complete, "{sync:?}");
             assert!(!is_complete || log.place().1 == confirmed_end);
         }
@@ -137,24 +144,10 @@ mod tests {
     fn log_that_was_completed_since_the_crash_stays_complete() {
         const SYNC: LogSync = LogSync::Interval(std::time::Duration::from_secs(3600));
         let disk = SimulatedDisk::default();
-        let open = || {
-            let directory = Arc::new(Directory::on(Arc::new(disk.clone())));
-            let mut membership = Membership::open(Arc::clone(&directory)).unwrap();
-            let log = open(directory, SYNC, &mut membership).unwrap();
-            (log, membership)
-        };
+        let open = || open_on(&disk, SYNC);
         let (log, mut membership) = open();
-        let term = NewTerm {
-            view: View(1),
-            required: BTreeSet::new(),
-            overrules_others: false,
-            clock: SystemClock::shared(),
-        };
-        let journal = lead(log, &mut membership, term).unwrap().journal;
-        journal.append(|into| {
-            crate::state::Effect::Quota { tenant: "t", bytes: None }.encode(into);
-            1
-        });
+        let journal = lead_with(log, &mut membership, BTreeSet::new());
+        append_quota(&journal);
         journal.write_only();
         drop(journal);
         assert!(open().1.is_complete(), "it was only killed");
