@@ -13,26 +13,60 @@ pub type Labels<'a> = [(&'a str, &'a str)];
 /// A metric that all rows of a type have.
 #[derive(Debug)]
 pub struct Metric<R> {
-    name: &'static str,
+    /// Its name, or the end of it.
+    pub name: &'static str,
     kind: &'static str,
-    help: &'static str,
-    value: fn(&R) -> u64,
+    /// One sentence about it.
+    pub help: &'static str,
+    label: Option<(&'static str, &'static str)>,
+    value: Value<R>,
+}
+
+/// How the value of a metric is read from a row.
+#[derive(Debug)]
+enum Value<R> {
+    Whole(fn(&R) -> u64),
+    Seconds(fn(&R) -> f64),
 }
 
 impl<R> Metric<R> {
     /// Declares a gauge.
     pub const fn gauge(name: &'static str, help: &'static str, value: fn(&R) -> u64) -> Self {
-        Self { name, kind: "gauge", help, value }
+        Self { name, kind: "gauge", help, label: None, value: Value::Whole(value) }
     }
 
     /// Declares a counter.
     pub const fn counter(name: &'static str, help: &'static str, value: fn(&R) -> u64) -> Self {
-        Self { name, kind: "counter", help, value }
+        Self { kind: "counter", ..Self::gauge(name, help, value) }
+    }
+
+    /// Declares a gauge in seconds.
+    pub const fn seconds(name: &'static str, help: &'static str, value: fn(&R) -> f64) -> Self {
+        Self { name, kind: "gauge", help, label: None, value: Value::Seconds(value) }
+    }
+
+    /// Declares a counter of seconds.
+    pub const fn total_seconds(
+        name: &'static str,
+        help: &'static str,
+        value: fn(&R) -> f64,
+    ) -> Self {
+        Self { kind: "counter", ..Self::seconds(name, help, value) }
+    }
+
+    /// Adds a label, which all samples of the metric have behind those of their rows.
+    pub const fn labelled(self, label: &'static str, text: &'static str) -> Self {
+        Self { label: Some((label, text)), ..self }
     }
 
     /// Returns the value of a row and its name in a dictionary, without the ending of counters.
+    /// Seconds are cut off.
     pub fn entry(&self, row: &R) -> (&'static str, u64) {
-        (self.name.trim_end_matches("_total"), (self.value)(row))
+        let value = match self.value {
+            Value::Whole(value) => value(row),
+            Value::Seconds(value) => value(row) as u64,
+        };
+        (self.name.trim_end_matches("_total"), value)
     }
 }
 
@@ -63,7 +97,7 @@ impl Exposition {
     }
 
     /// Writes metrics one after the other, each with the samples of all rows. The prefix is that of
-    /// their names.
+    /// their names. Metrics with the same name follow each other, and have the help of the first.
     pub fn rows<R>(
         &mut self,
         prefix: &str,
@@ -72,11 +106,22 @@ impl Exposition {
     ) {
         for metric in metrics {
             let name = format!("{prefix}{}", metric.name);
-            self.head(&name, metric.kind, metric.help);
+            if !self.has(&name) {
+                self.head(&name, metric.kind, metric.help);
+            }
             for (labels, row) in rows {
-                self.sample(&name, labels, (metric.value)(row));
+                let labels = [&labels[..], metric.label.as_slice()].concat();
+                match metric.value {
+                    Value::Whole(value) => self.sample(&name, &labels, value(row)),
+                    Value::Seconds(value) => self.sample(&name, &labels, value(row)),
+                }
             }
         }
+    }
+
+    /// Writes metrics one after the other, each with the sample of one row without labels.
+    pub fn row<R>(&mut self, prefix: &str, metrics: &[Metric<R>], row: &R) {
+        self.rows(prefix, metrics, &[(Vec::new(), row)]);
     }
 
     /// Writes a histogram of durations in seconds, with the samples of all rows.
@@ -178,6 +223,23 @@ mod tests {
              a_length{row=\"1\"} 3\na_length{row=\"2\"} 0\n\
              # HELP a_spaces Its spaces.\n# TYPE a_spaces counter\n\
              a_spaces{row=\"1\"} 1\na_spaces{row=\"2\"} 0\n"
+        );
+    }
+
+    #[test]
+    fn metrics_of_one_name_share_the_head_and_differ_by_label() {
+        let metrics = [
+            Metric::counter("it_total", "Both.", |row: &u64| *row).labelled("part", "one"),
+            Metric::counter("it_total", "Not shown.", |row| *row + 1).labelled("part", "two"),
+            Metric::total_seconds("time_total", "Its time.", |row| *row as f64 / 2.0),
+        ];
+        let mut out = Exposition::default();
+        out.row("", &metrics, &1);
+        assert_eq!(
+            out.finish(),
+            "# HELP it_total Both.\n# TYPE it_total counter\n\
+             it_total{part=\"one\"} 1\nit_total{part=\"two\"} 2\n\
+             # HELP time_total Its time.\n# TYPE time_total counter\ntime_total 0.5\n"
         );
     }
 

@@ -1,10 +1,9 @@
 //! Latency histogram with four buckets per octave: values are exact to 25 %, from an eighth of a
-//! microsecond to half a minute.
+//! microsecond to half a minute. Histograms whose buckets the caller chooses.
 
-use std::{
-    sync::atomic::{AtomicU64, Ordering},
-    time::Duration,
-};
+use std::time::Duration;
+
+use crate::counter::Counter;
 
 /// Resolution of the histogram.
 const UNIT_NANOS: u64 = 125;
@@ -18,12 +17,59 @@ const OCTAVES: usize = 26;
 
 const CLASSES: usize = SPLIT * (OCTAVES + 1);
 
-/// A concurrent latency histogram.
+/// A concurrent histogram of values whose buckets the caller chooses.
 #[derive(Debug)]
-pub struct Histogram {
-    counts: [AtomicU64; CLASSES],
-    nanos: AtomicU64,
+pub struct Buckets<const N: usize> {
+    counts: [Counter; N],
+    sum: Counter,
 }
+
+/// A snapshot of buckets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BucketCounts<const N: usize> {
+    /// Non-cumulative counts by bucket.
+    pub counts: [u64; N],
+    /// The sum of all values.
+    pub sum: u64,
+}
+
+impl<const N: usize> Default for Buckets<N> {
+    fn default() -> Self {
+        Self { counts: std::array::from_fn(|_| Counter::default()), sum: Counter::default() }
+    }
+}
+
+impl<const N: usize> Buckets<N> {
+    /// Counts a value in a bucket, whose number must be less than `N`.
+    #[inline]
+    pub fn record(&self, bucket: usize, value: u64) {
+        self.counts[bucket].increment();
+        self.sum.add(value);
+    }
+
+    /// Returns what was recorded so far.
+    pub fn snapshot(&self) -> BucketCounts<N> {
+        let counts = std::array::from_fn(|bucket| self.counts[bucket].get());
+        BucketCounts { counts, sum: self.sum.get() }
+    }
+}
+
+impl<const N: usize> Default for BucketCounts<N> {
+    fn default() -> Self {
+        Self { counts: [0; N], sum: 0 }
+    }
+}
+
+impl<const N: usize> BucketCounts<N> {
+    /// Returns the upper bound and the count of each bucket, given the bounds of all but the last.
+    pub fn with_bounds(&self, bounds: &[u64]) -> impl Iterator<Item = (Option<u64>, u64)> {
+        self.counts.iter().enumerate().map(|(at, count)| (bounds.get(at).copied(), *count))
+    }
+}
+
+/// A concurrent latency histogram.
+#[derive(Debug, Default)]
+pub struct Histogram(Buckets<CLASSES>);
 
 /// A snapshot of a latency histogram.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -33,26 +79,17 @@ pub struct Latency {
     nanos: u64,
 }
 
-impl Default for Histogram {
-    fn default() -> Self {
-        Self { counts: std::array::from_fn(|_| AtomicU64::new(0)), nanos: AtomicU64::new(0) }
-    }
-}
-
 impl Histogram {
     /// Counts a duration.
     pub fn record(&self, took: Duration) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        self.counts[class_of(nanos)].fetch_add(1, Ordering::Relaxed);
-        self.nanos.fetch_add(nanos, Ordering::Relaxed);
+        self.0.record(class_of(nanos), nanos);
     }
 
     /// Returns what was recorded so far.
     pub fn snapshot(&self) -> Latency {
-        Latency {
-            counts: self.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect(),
-            nanos: self.nanos.load(Ordering::Relaxed),
-        }
+        let BucketCounts { counts, sum } = self.0.snapshot();
+        Latency { counts: counts.into(), nanos: sum }
     }
 }
 
@@ -150,6 +187,18 @@ mod tests {
         assert_eq!(class_of(u64::MAX), CLASSES - 1);
         let ends: Vec<_> = (0..CLASSES).map(end_of).collect();
         assert!(ends.is_sorted_by(|a, b| a < b), "{ends:?}");
+    }
+
+    #[test]
+    fn last_of_the_callers_buckets_has_no_bound() {
+        let buckets = Buckets::<3>::default();
+        for (bucket, value) in [(0, 1), (2, 30), (2, 40)] {
+            buckets.record(bucket, value);
+        }
+        let counts = buckets.snapshot();
+        assert_eq!(counts, BucketCounts { counts: [1, 0, 2], sum: 71 });
+        let bounds: Vec<_> = counts.with_bounds(&[10, 20]).collect();
+        assert_eq!(bounds, [(Some(10), 1), (Some(20), 0), (None, 2)]);
     }
 
     #[test]

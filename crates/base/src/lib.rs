@@ -9,13 +9,14 @@
 //! (flags, files and environment from one declaration), [`env`](mod@env) (the register of
 //! environment variables), [`parse`] (values as people write them),
 //! [`random`] (numbers that repeat with a seed), [`backoff`] (pauses between
-//! attempts), [`histogram`], [`running_mean`] and [`device_usage`] (measurements), [`exposition`] (metrics as
-//! Prometheus text), [`sync`] (locks that stay usable in a forked child), [`token`] (a shared secret
+//! attempts), [`counter`], [`histogram`], [`running_mean`] and [`device_usage`] (measurements), [`exposition`]
+//! (metrics as Prometheus text), [`sync`] (locks that stay usable in a forked child), [`token`] (a shared secret
 //! and the proof of it), and for tests only `fuzz` (mutated bytes for decoders).
 #![warn(missing_docs)]
 
 pub mod backoff;
 pub mod clock;
+pub mod counter;
 pub mod device_usage;
 pub mod endpoint;
 pub mod engine_code;
