@@ -110,7 +110,7 @@ macro_rules! counters {
             $($(
                 #[doc = $help]
                 $(#[doc = $more])*
-                pub(crate) $field: $crate::counters!(@recorded $($Recorded)?),
+                $counters_visibility $field: $crate::counters!(@recorded $($Recorded)?),
             )*)+
         }
 

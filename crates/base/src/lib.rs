@@ -40,7 +40,7 @@ pub mod token;
 
 pub use backoff::Backoff;
 pub use clock::{Clock, Moment, SystemClock};
-pub use device_usage::DeviceUsage;
+pub use device_usage::{DeviceCounters, DeviceUsage};
 pub use endpoint::Endpoint;
 pub use error::{Error, ErrorCode, ErrorKind, Result};
 pub use id::{
