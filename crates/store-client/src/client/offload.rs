@@ -523,7 +523,7 @@ impl<'a> Offload<'a> {
                     writes.push(Write { name, payload: &bytes[begin..begin + length] });
                 }
                 Err(reason) => {
-                    self.directory.client.metrics.disk().count_refused(reason);
+                    self.directory.client.metrics.disk.count_refused(reason);
                     tell(at, false);
                 }
             }
@@ -546,12 +546,13 @@ impl<'a> Offload<'a> {
                     OffloadRefusal::Failed
                 }
             };
-            self.directory.client.metrics.disk().count_refused(reason);
+            self.directory.client.metrics.disk.count_refused(reason);
             tell(at, false);
         }
         let took = SystemClock.now().since(begin);
-        self.directory.client.metrics.disk().count_writes(written, written_bytes, took);
-        self.directory.client.metrics.disk().count_evicted(report.evicted.len());
+        let disk = &self.directory.client.metrics.disk;
+        disk.written.count(written, written_bytes, took);
+        disk.evicted.add_nonzero(report.evicted.len() as u64);
         self.is_dirty |= written > 0;
         report.evicted
     }
@@ -566,7 +567,7 @@ impl<'a> Offload<'a> {
         let owner = self.directory.owner;
         match owner.trim() {
             Ok(dropped) => {
-                self.directory.client.metrics.disk().count_evicted(dropped.len());
+                self.directory.client.metrics.disk.evicted.add_nonzero(dropped.len() as u64);
                 // A report that fails is repeated with the records that reads find to be gone.
                 owner.put_back_lost(dropped);
                 self.directory.report_lost(self.directory.client.rpc.deadline())

@@ -220,7 +220,7 @@ impl ClientInner {
         self.metrics.count_transfer(Opcode::Read, reads.len(), now.since(begin));
         for (&(at, _), outcome) in reads.iter().zip(outcomes) {
             if objects.transferred(at, outcome, now) {
-                self.metrics.count_skipped(1);
+                self.metrics.replicas.skipped_copies.increment();
             }
         }
         now
@@ -277,7 +277,7 @@ impl ClientInner {
         targets: &[Target<'_>],
         late: &[(usize, ReplicaId)],
     ) {
-        self.metrics.count_late(late.len());
+        self.metrics.replicas.late_reads.add_nonzero(late.len() as u64);
         let deadline = self.rpc.deadline();
         let sizes = late.iter().map(|&(at, _)| targets[at].located.key.as_bytes().len());
         for range in batch::split(sizes, batch::KEY_BYTES_MAX) {
@@ -327,7 +327,7 @@ impl ClientInner {
 
     /// Counts a damaged replica and returns the error.
     fn checksum_error(&self, located: &Located, replica: ReplicaId) -> Error {
-        self.metrics.count_mismatch();
+        self.metrics.replicas.checksum_mismatches.increment();
         let text = "the bytes do not match the checksum that was kept with them";
         let error = Error::new(ErrorCode::CHECKSUM_MISMATCH, text).with("key", &located.key);
         match located.places.iter().find(|place| place.replica == replica) {

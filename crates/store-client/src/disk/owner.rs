@@ -225,7 +225,7 @@ impl Owner {
                 }
             };
         }
-        self.metrics.disk().count_reads(records, bytes, SystemClock.now().since(begin));
+        self.metrics.disk.read.count(records, bytes, SystemClock.now().since(begin));
         outcomes
     }
 
@@ -245,7 +245,7 @@ impl Owner {
             let path = self.path.display();
             tracing::error!(%path, "a record is damaged, and dropped");
         }
-        self.metrics.disk().count_lost();
+        self.metrics.disk.lost.increment();
         self.lost.lock().push(name_of(wanted).to_owned());
         outcome
     }

@@ -91,13 +91,13 @@ impl Staging {
         loop {
             if let Some(begin) = state.free.take(length) {
                 drop(state);
-                self.metrics.disk().add_staged(length);
+                self.metrics.disk.staged_bytes.add(length);
                 let staging = Arc::clone(self);
                 return Ok(Some(StagingRange { staging, of, begin, length }));
             }
             let left = call_limit::next_wait(until);
             if left.is_zero() || until.has_passed(SystemClock.now()) {
-                self.metrics.disk().count_staging_full();
+                self.metrics.disk.staging_full.increment();
                 return Ok(None);
             }
             self.freed.wait_for(&mut state, left);
@@ -135,7 +135,7 @@ impl StagingRange {
 impl Drop for StagingRange {
     fn drop(&mut self) {
         self.staging.state.lock().free.give_back(self.begin, self.length);
-        self.staging.metrics.disk().remove_staged(self.length);
+        self.staging.metrics.disk.staged_bytes.subtract(self.length);
         self.staging.freed.notify_all();
     }
 }

@@ -1,21 +1,16 @@
 //! Counters of the directories that a client keeps, and of its reads of copies on disk.
 
-use std::{
-    fmt::Write as _,
-    sync::atomic::{AtomicU64, Ordering},
-    time::Duration,
-};
+use std::{fmt::Write as _, time::Duration};
 
 use mooncake_base::{
     ByteSize,
+    counter::Counter,
+    counters,
     exposition::{Exposition, Labels, Metric},
     histogram::{Histogram, Latency},
 };
 
-use super::{
-    add, read,
-    text::{histogram, with},
-};
+use super::text::{histogram, with};
 
 /// Why an object that was to be written to a directory was not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,157 +45,114 @@ impl OffloadRefusal {
     }
 }
 
-/// The counters.
+/// Counts refusals by reason.
 #[derive(Debug, Default)]
-pub(crate) struct DiskCounters {
-    reads: Rows,
-    writes: Rows,
-    promoted: AtomicU64,
-    promoted_bytes: AtomicU64,
-    remote_calls: AtomicU64,
-    remote_bytes: AtomicU64,
-    refused: [AtomicU64; OffloadRefusal::ALL.len()],
-    evicted: AtomicU64,
-    lost: AtomicU64,
-    staged_bytes: AtomicU64,
-    staging_full: AtomicU64,
+pub(crate) struct RefusalCounters([Counter; OffloadRefusal::ALL.len()]);
+
+counters! {
+    /// Counts copies on disk.
+    pub(crate) struct DiskCounters;
+    /// A snapshot of the counters.
+    pub struct DiskMetrics {
+        /// The open directories.
+        pub directories: Vec<DirectoryMetrics>,
+    }
+    RECORDS {
+        /// Calls that loaded records of other processes.
+        remote_calls = counter "remote_loads_total",
+        /// Records brought into memory of the pool.
+        promoted = counter "promoted_total",
+        /// Their bytes.
+        promoted_bytes = counter "promoted_bytes_total",
+        /// Bytes of records of other processes.
+        remote_bytes = counter "remote_bytes_total",
+        /// Records dropped for others.
+        evicted = counter "evicted_total",
+        /// Records that were asked for and were gone or damaged.
+        lost = counter "lost_total",
+        /// Loads that found no staging memory.
+        /// They waited for it.
+        staging_full = counter "staging_full_total",
+        /// Staging memory that readers hold.
+        staged_bytes = gauge "staged_bytes",
+        /// Records read from own directories, for this process and for others.
+        read: RecordCounters => DiskCount,
+        /// Records written to own directories.
+        written: RecordCounters => DiskCount,
+        /// Objects that were not written, by reason.
+        refused: RefusalCounters => Vec<(&'static str, u64)>,
+    }
 }
 
-/// Records that went one way.
-#[derive(Debug, Default)]
-struct Rows {
-    batches: Histogram,
-    records: AtomicU64,
-    bytes: AtomicU64,
+counters! {
+    /// What one directory holds, and did since it was opened.
+    pub struct DirectoryMetrics {
+        /// The directory.
+        pub path: String,
+        /// What reads it: `io_uring` or `threads`.
+        pub read_method: &'static str,
+        /// Why it is not the other.
+        pub why: String,
+    }
+    METRICS {
+        /// Bytes that a directory may take.
+        capacity = gauge "capacity_bytes",
+        /// Bytes of the files of a directory.
+        used = gauge "used_bytes",
+        /// Records that can be read.
+        records = gauge "records",
+        /// Bytes written to files for records, with heads and moved records.
+        file_bytes = counter "file_written_bytes_total",
+        /// Records moved because they had been read when their file was used again.
+        moved = counter "moved_total",
+        /// Files given back to a file system that was too full.
+        trimmed = counter "trimmed_total",
+        /// Reads past the page cache that the system refused, so that they went through it.
+        direct_refused = counter "direct_refused_total",
+    }
 }
 
-/// A snapshot of the counters.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct DiskMetrics {
-    /// Records read from own directories, for this process and for others.
-    pub read: DiskCount,
-    /// Records written to own directories.
-    pub written: DiskCount,
-    /// Records that were brought into memory of the pool.
-    pub promoted: u64,
-    /// Their bytes.
-    pub promoted_bytes: u64,
-    /// Calls to other processes that loaded records from their directories.
-    pub remote_calls: u64,
-    /// Bytes of these records.
-    pub remote_bytes: u64,
-    /// Objects that were not written, by reason.
-    pub refused: Vec<(&'static str, u64)>,
-    /// Records dropped for others.
-    pub evicted: u64,
-    /// Records that were asked for and were gone or damaged.
-    pub lost: u64,
-    /// Bytes of staging memory in use.
-    pub staged_bytes: u64,
-    /// Loads that found no staging memory in time.
-    pub staging_full: u64,
-    /// The open directories.
-    pub directories: Vec<DirectoryMetrics>,
-}
-
-/// What one directory holds, and did since it was opened.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct DirectoryMetrics {
-    /// The directory.
-    pub path: String,
-    /// What reads it: `io_uring` or `threads`.
-    pub read_method: &'static str,
-    /// Why it is not the other.
-    pub why: String,
-    /// The bytes that it may take.
-    pub capacity: u64,
-    /// The bytes of its files.
-    pub used: u64,
-    /// Records that can be read.
-    pub records: u64,
-    /// Bytes of the files that were written for records, moved ones and heads included.
-    pub file_bytes: u64,
-    /// Records that were moved because they had been read.
-    pub moved: u64,
-    /// Files given back to the file system.
-    pub trimmed: u64,
-    /// Reads past the page cache that the system refused.
-    pub direct_refused: u64,
-}
-
-/// Records, their bytes, and the latency of batches.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct DiskCount {
-    /// Records.
-    pub records: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Latency of batches.
-    pub latency: Latency,
+counters! {
+    /// Counts records that went one way.
+    pub(crate) struct RecordCounters;
+    /// Records, their bytes, and the latency of batches.
+    pub struct DiskCount {}
+    METRICS {
+        /// Records read from and written to directories.
+        records = counter "records_total",
+        /// Bytes of these records.
+        bytes = counter "bytes_total",
+        /// Latency of batches.
+        latency: Histogram => Latency,
+    }
 }
 
 impl DiskCounters {
-    /// Counts a batch of records that were read.
-    pub(crate) fn count_reads(&self, records: u64, bytes: u64, took: Duration) {
-        self.reads.count(records, bytes, took);
-    }
-
-    /// Counts a batch of records that were written.
-    pub(crate) fn count_writes(&self, records: u64, bytes: u64, took: Duration) {
-        self.writes.count(records, bytes, took);
-    }
-
-    /// Counts records that were brought into memory.
-    pub(crate) fn count_promoted(&self, records: usize, bytes: u64) {
-        add(&self.promoted, records as u64);
-        add(&self.promoted_bytes, bytes);
-    }
-
     /// Counts a call that loaded records in another process.
     pub(crate) fn count_remote(&self, bytes: u64) {
-        add(&self.remote_calls, 1);
-        add(&self.remote_bytes, bytes);
+        self.remote_calls.increment();
+        self.remote_bytes.add_nonzero(bytes);
     }
 
     pub(crate) fn count_refused(&self, reason: OffloadRefusal) {
-        add(&self.refused[reason as usize], 1);
+        self.refused.0[reason as usize].increment();
     }
+}
 
-    pub(crate) fn count_evicted(&self, records: usize) {
-        add(&self.evicted, records as u64);
+impl RefusalCounters {
+    fn snapshot(&self) -> Vec<(&'static str, u64)> {
+        let counts = OffloadRefusal::ALL.iter().zip(&self.0);
+        counts.map(|(reason, count)| (reason.name(), count.get())).collect()
     }
+}
 
-    pub(crate) fn count_lost(&self) {
-        add(&self.lost, 1);
-    }
-
-    pub(crate) fn count_staging_full(&self) {
-        add(&self.staging_full, 1);
-    }
-
-    pub(crate) fn add_staged(&self, bytes: u64) {
-        add(&self.staged_bytes, bytes);
-    }
-
-    pub(crate) fn remove_staged(&self, bytes: u64) {
-        self.staged_bytes.fetch_sub(bytes, Ordering::Relaxed);
-    }
-
-    pub(super) fn snapshot(&self) -> DiskMetrics {
-        let refused = OffloadRefusal::ALL.iter().zip(&self.refused);
-        DiskMetrics {
-            read: self.reads.snapshot(),
-            written: self.writes.snapshot(),
-            promoted: read(&self.promoted),
-            promoted_bytes: read(&self.promoted_bytes),
-            remote_calls: read(&self.remote_calls),
-            remote_bytes: read(&self.remote_bytes),
-            refused: refused.map(|(reason, count)| (reason.name(), read(count))).collect(),
-            evicted: read(&self.evicted),
-            lost: read(&self.lost),
-            staged_bytes: read(&self.staged_bytes),
-            staging_full: read(&self.staging_full),
-            directories: Vec::new(),
+impl RecordCounters {
+    /// Counts a batch of records.
+    pub(crate) fn count(&self, records: u64, bytes: u64, took: Duration) {
+        if records > 0 {
+            self.latency.record(took);
+            self.records.add(records);
+            self.bytes.add_nonzero(bytes);
         }
     }
 }
@@ -209,7 +161,7 @@ impl DiskMetrics {
     /// Returns names and values of the counters of all directories together, as the metrics page
     /// has them.
     pub fn entries(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        RECORDS.iter().map(|metric| metric.entry(self))
+        Self::RECORDS.iter().map(|metric| metric.entry(self))
     }
 
     /// Adds the metrics that upstream has, too.
@@ -249,7 +201,7 @@ impl DiskMetrics {
 
     /// Adds the other metrics.
     pub(super) fn add_own(&self, out: &mut Exposition, labels: &Labels<'_>) {
-        out.rows("mooncake_client_disk_", &RECORDS, &[(labels.to_vec(), self)]);
+        out.rows("mooncake_client_disk_", Self::RECORDS, &[(labels.to_vec(), self)]);
         let name = "mooncake_client_disk_refused_total";
         out.head(name, "counter", "Objects that were not written to a directory, by reason.");
         for (reason, count) in &self.refused {
@@ -262,7 +214,7 @@ impl DiskMetrics {
     fn add_ways(&self, out: &mut Exposition, labels: &Labels<'_>) {
         let ways = [("read", &self.read), ("write", &self.written)];
         let rows = ways.map(|(way, count)| (with(labels, "direction", way), count));
-        out.rows("mooncake_client_disk_", &WAYS, &rows);
+        out.rows("mooncake_client_disk_", DiskCount::METRICS, &rows);
         let name = "mooncake_client_disk_batch_duration_seconds";
         let help = "Duration of reads and writes of batches of records.";
         out.durations(name, help, rows.map(|(labels, count)| (labels, &count.latency)));
@@ -277,97 +229,26 @@ impl DiskMetrics {
         }
         let rows = self.directories.iter();
         let rows: Vec<_> = rows.map(|it| (with(labels, "path", &it.path), it)).collect();
-        out.rows("mooncake_client_disk_", &DIRECTORIES, &rows);
+        out.rows("mooncake_client_disk_", DirectoryMetrics::METRICS, &rows);
     }
 }
 
-/// The metrics of all directories.
-static RECORDS: [Metric<DiskMetrics>; 8] = [
-    Metric::counter("remote_loads_total", "Calls that loaded records of other processes.", |it| {
-        it.remote_calls
-    }),
-    Metric::counter("promoted_total", "Records brought into memory of the pool.", |it| it.promoted),
-    Metric::counter("promoted_bytes_total", "Their bytes.", |it| it.promoted_bytes),
-    Metric::counter("remote_bytes_total", "Bytes of records of other processes.", |it| {
-        it.remote_bytes
-    }),
-    Metric::counter("evicted_total", "Records dropped for others.", |it| it.evicted),
-    Metric::counter("lost_total", "Records that were asked for and were gone or damaged.", |it| {
-        it.lost
-    }),
-    Metric::counter("staging_full_total", "Loads that found no staging memory.", |it| {
-        it.staging_full
-    }),
-    Metric::gauge("staged_bytes", "Staging memory that readers hold.", |it| it.staged_bytes),
-];
-
-/// The metrics of reads and writes: upstream's and ours.
+/// Upstream's metrics of reads and writes.
 static UPSTREAM_WAYS: [Metric<DiskCount>; 2] = [
     Metric::counter("bytes_total", "Bytes of records on disk.", |it| it.bytes),
     Metric::counter("ops_total", "Records on disk.", |it| it.records),
-];
-static WAYS: [Metric<DiskCount>; 2] = [
-    Metric::counter("records_total", "Records read from and written to directories.", |it| {
-        it.records
-    }),
-    Metric::counter("bytes_total", "Bytes of these records.", |it| it.bytes),
-];
-
-/// The metrics of each directory.
-static DIRECTORIES: [Metric<DirectoryMetrics>; 7] = [
-    Metric::gauge("capacity_bytes", "Bytes that a directory may take.", |it| it.capacity),
-    Metric::gauge("used_bytes", "Bytes of the files of a directory.", |it| it.used),
-    Metric::gauge("records", "Records that can be read.", |it| it.records),
-    Metric::counter(
-        "file_written_bytes_total",
-        "Bytes written to files for records, with heads and moved records.",
-        |it| it.file_bytes,
-    ),
-    Metric::counter(
-        "moved_total",
-        "Records moved because they had been read when their file was used again.",
-        |it| it.moved,
-    ),
-    Metric::counter(
-        "trimmed_total",
-        "Files given back to a file system that was too full.",
-        |it| it.trimmed,
-    ),
-    Metric::counter(
-        "direct_refused_total",
-        "Reads past the page cache that the system refused, so that they went through it.",
-        |it| it.direct_refused,
-    ),
 ];
 
 impl DirectoryMetrics {
     /// Returns names and values of the numbers, as the metrics page has them.
     pub fn entries(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        DIRECTORIES.iter().map(|metric| metric.entry(self))
+        Self::METRICS.iter().map(|metric| metric.entry(self))
     }
 }
 
 impl DiskCount {
     /// Returns names and values of the counters, as the metrics page has them.
     pub fn entries(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        WAYS.iter().map(|metric| metric.entry(self))
-    }
-}
-
-impl Rows {
-    fn count(&self, records: u64, bytes: u64, took: Duration) {
-        if records > 0 {
-            self.batches.record(took);
-            add(&self.records, records);
-            add(&self.bytes, bytes);
-        }
-    }
-
-    fn snapshot(&self) -> DiskCount {
-        DiskCount {
-            records: read(&self.records),
-            bytes: read(&self.bytes),
-            latency: self.batches.snapshot(),
-        }
+        Self::METRICS.iter().map(|metric| metric.entry(self))
     }
 }

@@ -30,39 +30,17 @@ static UPSTREAM_CALLS: [Metric<CallCount>; 2] = [
     Metric::counter("failures", "Calls without a response.", |row| row.failed),
 ];
 
-/// Our own: of all copies, of each operation, and of each call.
-static COPIES: [Metric<MetricsSnapshot>; 6] = [
-    Metric::counter("hits_total", "Keys found by locate calls.", |it| it.hits),
-    Metric::counter("misses_total", "Keys not found by locate calls.", |it| it.misses),
-    Metric::counter(
-        "late_reads_total",
-        "Reads that completed after their fence and needed verification.",
-        |it| it.late_reads,
-    ),
-    Metric::counter("checksum_mismatches_total", "Replicas whose checksum did not match.", |it| {
-        it.checksum_mismatches
-    }),
-    Metric::counter("skipped_copies_total", "Replicas that could not be read.", |it| {
-        it.skipped_copies
-    }),
-    Metric::counter("lost_copies_total", "Replicas that could not be written.", |it| {
-        it.lost_copies
-    }),
-];
+/// Our own of each operation.
 static OPERATIONS: [Metric<OperationCount>; 3] = [
     Metric::counter("objects_total", "Objects that succeeded.", |row| row.objects.done),
     Metric::counter("bytes_total", "Bytes of these objects.", |row| row.objects.bytes),
     Metric::counter("failures_total", "Objects that failed.", |row| row.objects.failed),
 ];
-static CALLS: [Metric<CallCount>; 1] =
-    [Metric::counter("failures_total", "Calls to the master without a response.", |row| {
-        row.failed
-    })];
 
 impl MetricsSnapshot {
     /// Returns names and values of the counters of replicas, as the metrics page has them.
     pub fn copies(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        COPIES.iter().map(|metric| metric.entry(self))
+        Self::REPLICAS.iter().map(|metric| metric.entry(self))
     }
 
     /// Returns the counters in the Prometheus text format. A non-empty `cluster` becomes a label of
@@ -166,7 +144,7 @@ impl MetricsSnapshot {
         let rows: Vec<_> = rows.map(|(name, row)| (with(labels, "operation", name), row)).collect();
         out.rows("mooncake_client_operation_", &OPERATIONS, &rows);
         let rows = self.rpcs.iter().map(|(call, row)| (with(labels, "call", call), row));
-        out.rows("mooncake_client_call_", &CALLS, &rows.collect::<Vec<_>>());
+        out.rows("mooncake_client_call_", CallCount::METRICS, &rows.collect::<Vec<_>>());
     }
 
     fn add_durations(&self, out: &mut Exposition, labels: &Labels<'_>) {
@@ -183,7 +161,7 @@ impl MetricsSnapshot {
     }
 
     fn add_copies(&self, out: &mut Exposition, labels: &Labels<'_>) {
-        out.rows("mooncake_client_", &COPIES, &[(labels.to_vec(), self)]);
+        out.rows("mooncake_client_", Self::REPLICAS, &[(labels.to_vec(), self)]);
         let name = "mooncake_client_served_bytes_total";
         out.head(name, "counter", "Bytes by the transport that moved them.");
         for (transport, row) in &self.by_transport {

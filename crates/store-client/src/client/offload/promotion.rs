@@ -52,7 +52,9 @@ impl Offload<'_> {
         }
         let written = records.iter().zip(&outcomes).filter(|(_, is_written)| **is_written);
         let bytes = written.map(|(record, _)| record.length).sum();
-        self.directory.client.metrics.disk().count_promoted(promoted.len(), bytes);
+        let counters = &self.directory.client.metrics.disk;
+        counters.promoted.add_nonzero(promoted.len() as u64);
+        counters.promoted_bytes.add_nonzero(bytes);
         let report =
             Report { promoted: &promoted, not_promoted: &not_promoted, ..Report::default() };
         let disk = self.directory.owner.disk()?;

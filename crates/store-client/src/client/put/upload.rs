@@ -127,7 +127,7 @@ impl ClientInner {
                 upload.add_late(replica);
             }
             if let Err(error) = outcome {
-                self.metrics.count_lost(1);
+                self.metrics.replicas.lost_copies.increment();
                 upload.fail_write(*key, replica, error, stall.is_some());
                 if upload.has_no_replica() {
                     outcomes[at] = Err(upload.no_replica_error(*key));

@@ -380,10 +380,7 @@ impl DiskReader<'_> {
                 let load = reader.load(disk, wanted, deadline)?;
                 let loaded = load.ranges.iter().zip(wanted);
                 let good = loaded.filter(|((loaded, _), _)| *loaded == Loaded::Good);
-                self.client
-                    .metrics
-                    .disk()
-                    .count_remote(good.map(|(_, wanted)| wanted.length).sum());
+                self.client.metrics.disk.count_remote(good.map(|(_, wanted)| wanted.length).sum());
                 Ok((LoadedMemory { own: None, lease: load.lease }, load))
             }
         }

@@ -106,7 +106,8 @@ impl ClientInner {
     ) -> Vec<Result<Located>> {
         let located = self.locate_uncounted(keys, grants, deadline);
         let hits = located.iter().filter(|outcome| outcome.is_ok()).count();
-        self.metrics.count_located(hits as u64, (located.len() - hits) as u64);
+        self.metrics.replicas.hits.add_nonzero(hits as u64);
+        self.metrics.replicas.misses.add_nonzero((located.len() - hits) as u64);
         located
     }
 
