@@ -163,7 +163,7 @@ impl Inner {
     /// Counts a permission error, which means that the peer shares no token with this engine.
     fn count_refusal(&self, error: Error) -> Error {
         if error.kind() == ErrorKind::PermissionDenied {
-            self.refusals.count_token_there();
+            self.refusals.token_there.increment();
         }
         error
     }

@@ -2,13 +2,10 @@
 
 mod text;
 
-use std::{
-    sync::atomic::{AtomicU64, Ordering},
-    time::Duration,
-};
+use std::time::Duration;
 
 use mooncake_base::{
-    DeviceUsage,
+    DeviceUsage, counters,
     histogram::{Histogram, Latency},
 };
 
@@ -49,27 +46,35 @@ pub struct EngineSnapshot {
     pub devices: Vec<DeviceUsage>,
 }
 
-/// The counters of one transport.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TransportSnapshot {
-    /// The transport.
-    pub kind: TransportKind,
-    /// Batches given to the transport.
-    pub batches: u64,
-    /// Entries moved.
-    pub entries: u64,
-    /// Bytes read from peers.
-    pub bytes_read: u64,
-    /// Bytes written to peers.
-    pub bytes_written: u64,
-    /// Entries that failed.
-    pub errors: u64,
-    /// Entries whose memory the transport does not serve, left to another transport.
-    pub unserved: u64,
-    /// Number of times no path to a peer could be opened.
-    pub refusals: u64,
-    /// Durations of batches.
-    pub latency: Latency,
+counters! {
+    /// Counts one transport.
+    struct TransportCounters;
+    /// The counters of one transport.
+    pub struct TransportSnapshot {
+        /// The transport.
+        pub kind: TransportKind,
+    }
+    METRICS {
+        /// batches given to a transport
+        batches = counter "batches_total",
+        /// transfer entries moved
+        entries = counter "pieces_total",
+        /// bytes moved
+        /// from peers
+        bytes_read = counter "bytes_total" { operation = "read" },
+        /// bytes moved
+        /// to peers
+        bytes_written = counter "bytes_total" { operation = "write" },
+        /// transfer entries that failed
+        errors = counter "errors_total",
+        /// entries left to another transport
+        /// because their memory is not served by this one
+        unserved = counter "unserved_total",
+        /// times no path could be opened
+        refusals = counter "unreachable_total",
+        /// durations of batches
+        latency: Histogram => Latency,
+    }
 }
 
 /// The state of one peer.
@@ -115,44 +120,30 @@ pub struct QueueSnapshot {
     pub refused: u64,
 }
 
-/// Numbers of refused peers and requests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct RefusalSnapshot {
-    /// Peers whose token was wrong or missing.
-    pub token_here: u64,
-    /// Peers that refused our token, or that asked for none although we have one.
-    pub token_there: u64,
-    /// Connections in upstream's frames, which carry no token.
-    pub compat: u64,
-    /// Requested ranges that are not registered.
-    pub ranges: u64,
-}
-
-/// Counters of refusals.
-#[derive(Debug, Default)]
-pub struct Refusals {
-    token_here: AtomicU64,
-    token_there: AtomicU64,
-    compat: AtomicU64,
-    ranges: AtomicU64,
+counters! {
+    /// Counters of refusals.
+    pub struct Refusals;
+    /// Numbers of refused peers and requests.
+    #[derive(Copy)]
+    pub struct RefusalSnapshot {}
+    METRICS {
+        /// refusals, by reason
+        ///
+        /// Peers whose token was wrong or missing.
+        token_here = counter "refused_total" { reason = "token_here" },
+        /// Peers that refused our token, or that asked for none although we have one.
+        token_there = counter "refused_total" { reason = "token_there" },
+        /// Connections in upstream's frames, which carry no token.
+        compat = counter "refused_total" { reason = "established" },
+        /// Requested ranges that are not registered.
+        ranges = counter "refused_total" { reason = "range" },
+    }
 }
 
 /// Counters per transport.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
-    sums: [Sums; KINDS.len()],
-}
-
-#[derive(Debug, Default)]
-struct Sums {
-    batches: AtomicU64,
-    entries: AtomicU64,
-    bytes_read: AtomicU64,
-    bytes_written: AtomicU64,
-    errors: AtomicU64,
-    unserved: AtomicU64,
-    refusals: AtomicU64,
-    latency: Histogram,
+    transports: [TransportCounters; KINDS.len()],
 }
 
 /// Progress of a batch.
@@ -176,34 +167,6 @@ pub(crate) struct Work {
 
 const KINDS: [TransportKind; 4] =
     [TransportKind::Memory, TransportKind::Shm, TransportKind::Tcp, TransportKind::Rdma];
-
-impl Refusals {
-    pub(crate) fn count_token_here(&self) {
-        self.token_here.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn count_token_there(&self) {
-        self.token_there.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn count_compat(&self) {
-        self.compat.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn count_range(&self) {
-        self.ranges.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Returns the current counts.
-    pub fn snapshot(&self) -> RefusalSnapshot {
-        RefusalSnapshot {
-            token_here: self.token_here.load(Ordering::Relaxed),
-            token_there: self.token_there.load(Ordering::Relaxed),
-            compat: self.compat.load(Ordering::Relaxed),
-            ranges: self.ranges.load(Ordering::Relaxed),
-        }
-    }
-}
 
 impl Progress {
     pub(crate) fn of(entries: &[TransferEntry]) -> Self {
@@ -232,78 +195,44 @@ impl Progress {
 
 impl Metrics {
     pub(crate) fn count(&self, work: &Work) {
-        let sums = self.sums(work.kind);
-        let add = |sum: &AtomicU64, count: u64| sum.fetch_add(count, Ordering::Relaxed);
+        let counters = self.transport(work.kind);
         if work.after.open > 0 {
-            add(&sums.unserved, work.after.open);
+            counters.unserved.add(work.after.open);
             if work.after.open == work.before.open {
                 return;
             }
         }
-        add(&sums.batches, 1);
-        add(&sums.entries, work.after.entries - work.before.entries);
-        let errors = work.after.errors.saturating_sub(work.before.errors);
-        if errors > 0 {
-            add(&sums.errors, errors);
-        }
+        counters.batches.increment();
+        counters.entries.add(work.after.entries - work.before.entries);
+        counters.errors.add_nonzero(work.after.errors.saturating_sub(work.before.errors));
         let bytes = match work.opcode {
-            Opcode::Read => &sums.bytes_read,
-            Opcode::Write => &sums.bytes_written,
+            Opcode::Read => &counters.bytes_read,
+            Opcode::Write => &counters.bytes_written,
         };
-        add(bytes, work.after.bytes - work.before.bytes);
-        sums.latency.record(work.took);
+        bytes.add(work.after.bytes - work.before.bytes);
+        counters.latency.record(work.took);
     }
 
     pub(crate) fn count_refusal(&self, kind: TransportKind) {
-        self.sums(kind).refusals.fetch_add(1, Ordering::Relaxed);
+        self.transport(kind).refusals.increment();
     }
 
     pub(crate) fn snapshot(&self) -> Vec<TransportSnapshot> {
-        let read = |sum: &AtomicU64| sum.load(Ordering::Relaxed);
-        let one = |kind: TransportKind| {
-            let sums = self.sums(kind);
-            TransportSnapshot {
-                kind,
-                batches: read(&sums.batches),
-                entries: read(&sums.entries),
-                bytes_read: read(&sums.bytes_read),
-                bytes_written: read(&sums.bytes_written),
-                errors: read(&sums.errors),
-                unserved: read(&sums.unserved),
-                refusals: read(&sums.refusals),
-                latency: sums.latency.snapshot(),
-            }
-        };
+        let one = |kind| TransportSnapshot { kind, ..self.transport(kind).snapshot() };
         KINDS.into_iter().map(one).collect()
     }
 
-    fn sums(&self, kind: TransportKind) -> &Sums {
+    fn transport(&self, kind: TransportKind) -> &TransportCounters {
         match kind {
-            TransportKind::Memory => &self.sums[0],
-            TransportKind::Shm => &self.sums[1],
-            TransportKind::Tcp => &self.sums[2],
-            TransportKind::Rdma => &self.sums[3],
+            TransportKind::Memory => &self.transports[0],
+            TransportKind::Shm => &self.transports[1],
+            TransportKind::Tcp => &self.transports[2],
+            TransportKind::Rdma => &self.transports[3],
         }
     }
 }
 
 impl TransportSnapshot {
-    /// Counters of an unused transport.
-    fn nothing(kind: TransportKind) -> Self {
-        let latency = Histogram::default().snapshot();
-        Self {
-            kind,
-            batches: 0,
-            entries: 0,
-            bytes_read: 0,
-            bytes_written: 0,
-            errors: 0,
-            unserved: 0,
-            refusals: 0,
-            latency,
-        }
-    }
-
     /// Returns whether the transport was used or refused.
     pub(crate) const fn is_used(&self) -> bool {
         self.batches > 0 || self.refusals > 0 || self.unserved > 0

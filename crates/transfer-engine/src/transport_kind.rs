@@ -3,9 +3,10 @@
 use std::fmt;
 
 /// The kind of a transport; metrics are counted per kind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub enum TransportKind {
     /// Within one engine's process.
+    #[default]
     Memory,
     /// Between processes of one host.
     Shm,

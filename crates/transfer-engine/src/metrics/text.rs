@@ -11,7 +11,7 @@ use mooncake_base::{
     histogram::Latency,
 };
 
-use super::{EngineSnapshot, TransportSnapshot};
+use super::{EngineSnapshot, RefusalSnapshot, TransportSnapshot};
 
 /// Prefix of every metric name.
 const PREFIX: &str = "mooncake_transfer";
@@ -24,7 +24,7 @@ impl EngineSnapshot {
         let peers: Vec<_> =
             self.peers.iter().map(|peer| (peer.name.as_str(), &peer.transports[..])).collect();
         page.transports("peer_", &peers);
-        page.0.rows(&format!("{PREFIX}_"), &ENGINE_METRICS, &[(Vec::new(), self)]);
+        page.0.row(&format!("{PREFIX}_"), &ENGINE_METRICS, self);
         page.head("connections", "gauge", "data connections to a peer");
         for peer in &self.peers {
             let pool = peer.connections;
@@ -32,16 +32,7 @@ impl EngineSnapshot {
                 page.sample("connections", &[("peer", &peer.name), ("state", state)], count);
             }
         }
-        page.head("refused_total", "counter", "refusals, by reason");
-        let refused = self.refused;
-        for (reason, count) in [
-            ("token_here", refused.token_here),
-            ("token_there", refused.token_there),
-            ("established", refused.compat),
-            ("range", refused.ranges),
-        ] {
-            page.sample("refused_total", &[("reason", reason)], count);
-        }
+        page.0.row(&format!("{PREFIX}_"), RefusalSnapshot::METRICS, &self.refused);
         page.head("measured_bytes_per_second", "gauge", "measured speed of a path");
         for peer in &self.peers {
             for (kind, measured) in &peer.measured {
@@ -65,7 +56,7 @@ impl EngineSnapshot {
     pub fn line_since(&self, before: &Self, passed: Duration) -> Option<String> {
         let mut since = Since::default();
         for now in &self.transports {
-            let nothing = TransportSnapshot::nothing(now.kind);
+            let nothing = TransportSnapshot::default();
             let before = before.transports.iter().find(|before| before.kind == now.kind);
             since.count(now, before.unwrap_or(&nothing), passed);
         }
@@ -180,19 +171,6 @@ static DEVICE_METRICS: [Metric<DeviceUsage>; 6] = [
     Metric::gauge("queue_pairs", "connected queue pairs", |one| one.queue_pairs as u64),
 ];
 
-/// What a transport has moved, besides the bytes, which have a label for the direction.
-static MOVED_METRICS: [Metric<TransportSnapshot>; 2] = [
-    Metric::counter("batches_total", "batches given to a transport", |one| one.batches),
-    Metric::counter("pieces_total", "transfer entries moved", |one| one.entries),
-];
-
-/// What a transport has not moved.
-static FAILURE_METRICS: [Metric<TransportSnapshot>; 3] = [
-    Metric::counter("errors_total", "transfer entries that failed", |one| one.errors),
-    Metric::counter("unserved_total", "entries left to another transport", |one| one.unserved),
-    Metric::counter("unreachable_total", "times no path could be opened", |one| one.refusals),
-];
-
 impl Page {
     fn head(&mut self, name: &str, kind: &str, help: &str) {
         self.0.head(&format!("{PREFIX}_{name}"), kind, help);
@@ -229,16 +207,7 @@ impl Page {
     fn transports(&mut self, part: &str, owners: &[(&str, &[TransportSnapshot])]) {
         let prefix = format!("{PREFIX}_{part}");
         let rows: Vec<_> = used(owners).collect();
-        self.0.rows(&prefix, &MOVED_METRICS, &rows);
-        let name = format!("{part}bytes_total");
-        self.head(&name, "counter", "bytes moved");
-        for operation in ["read", "write"] {
-            for (labels, one) in &rows {
-                let bytes = if operation == "read" { one.bytes_read } else { one.bytes_written };
-                self.sample(&name, &[labels, &[("operation", operation)][..]].concat(), bytes);
-            }
-        }
-        self.0.rows(&prefix, &FAILURE_METRICS, &rows);
+        self.0.rows(&prefix, TransportSnapshot::METRICS, &rows);
         let rows = rows.into_iter().map(|(labels, one)| (labels, &one.latency));
         self.0.durations(&format!("{prefix}latency_seconds"), "duration of a batch", rows);
     }

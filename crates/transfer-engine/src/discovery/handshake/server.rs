@@ -242,7 +242,7 @@ impl HandshakeShared {
     }
 
     fn refuse(&self, request: &Message) -> Message {
-        self.settings.refusals.count_token_here();
+        self.settings.refusals.token_here.increment();
         Message { typed: request.typed, body: proof::refusal(NO_TOKEN) }
     }
 

@@ -137,7 +137,7 @@ async fn serve(accepted: Accepted, shared: Arc<TcpServerShared>) -> io::Result<(
     let mut first = [0; 8];
     connection.read(&mut first, timeout).await?;
     if first != MAGIC && shared.settings.token.is_some() {
-        shared.settings.refusals.count_compat();
+        shared.settings.refusals.compat.increment();
         return Err(io::Error::other("upstream's frames carry no token, and one is required"));
     }
     if first != MAGIC {
@@ -163,7 +163,7 @@ async fn serve(accepted: Accepted, shared: Arc<TcpServerShared>) -> io::Result<(
     if let Some(token) = &shared.settings.token {
         let mut claim = [0; CLAIM_BYTES];
         let read = connection.read(&mut claim, timeout).await;
-        read.inspect_err(|_| shared.settings.refusals.count_token_here())?;
+        read.inspect_err(|_| shared.settings.refusals.token_here.increment())?;
         let TokenClaim { nonce: caller_nonce, proof } = TokenClaim::decode(&claim);
         let exchange = token::exchange(Channel::Tcp, engine, nonce, caller_nonce);
         let answer = exchange.answer(token, &proof);
@@ -171,7 +171,7 @@ async fn serve(accepted: Accepted, shared: Arc<TcpServerShared>) -> io::Result<(
         connection.wire.extend_from_slice(&verdict.encode());
         connection.send(timeout).await?;
         if answer.is_none() {
-            shared.settings.refusals.count_token_here();
+            shared.settings.refusals.token_here.increment();
             return Err(io::Error::other("the peer does not know the token"));
         }
     }

@@ -111,7 +111,7 @@ fn exchange_tokens(
     receive: &dyn Fn() -> Result<MessageWithFd>,
 ) -> Result<MessageWithFd> {
     let refused = |text| {
-        server.refusals().count_token_there();
+        server.refusals().token_there.increment();
         Error::new(ErrorCode::ILLEGAL_CLIENT, text)
     };
     let (token, owner_nonce) = match (server.token(), &first.0) {

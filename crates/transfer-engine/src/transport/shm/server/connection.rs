@@ -204,7 +204,7 @@ impl ServerConnection {
     /// Checks the proof that the peer knows the token.
     fn check_proof(&mut self, exchange: &Exchange, proof: &Proof, auth: &AuthPolicy) -> Option<()> {
         let Some(proof) = exchange.answer(auth.token.as_ref()?, proof) else {
-            auth.refusals.count_token_here();
+            auth.refusals.token_here.increment();
             // The peer learns the reason if it still reads.
             let _ = self.link.send(ShmMessage::Denied, None);
             return None;

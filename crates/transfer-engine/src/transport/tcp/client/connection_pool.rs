@@ -277,7 +277,7 @@ impl ConnectionPool {
         let endpoint = &self.destination.endpoint;
         let failed = |source| peer_error("the data connection failed", endpoint, source);
         let refused = |text| {
-            self.settings.refusals.count_token_there();
+            self.settings.refusals.token_there.increment();
             Err(Error::new(ErrorCode::ILLEGAL_CLIENT, text).with("peer", endpoint))
         };
         let token = match (&self.settings.token, theirs.requires_token) {

@@ -67,7 +67,7 @@ impl TcpPath {
             None => WireProtocol::Compat { has_status: peer.tcp_proto_version >= 2 },
         };
         if settings.token.is_some() && destination.native.is_none() {
-            settings.refusals.count_token_there();
+            settings.refusals.token_there.increment();
             let text = "the peer supports only upstream's frames, which carry no token";
             return Err(
                 Error::new(ErrorCode::ILLEGAL_CLIENT, text).with("peer", &destination.endpoint)

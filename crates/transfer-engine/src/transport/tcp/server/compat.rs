@@ -49,7 +49,7 @@ async fn answer(
     let timeout = RequestTimeout::for_bytes(shared.settings.progress_timeout, header.range.length);
     let mut status = Status::Done;
     if !connection.add_range(&shared.regions, header.range) {
-        shared.settings.refusals.count_range();
+        shared.settings.refusals.ranges.increment();
         status = Status::Refused;
         if header.opcode == Opcode::Write && header.range.length <= DISCARD_BYTES_MAX {
             connection.add_discard(header.range.length as usize);

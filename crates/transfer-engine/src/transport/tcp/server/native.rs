@@ -100,7 +100,7 @@ async fn answer(
         if connection.add_range(&shared.regions, *range) {
             continue;
         }
-        shared.settings.refusals.count_range();
+        shared.settings.refusals.ranges.increment();
         scratch.refusals.push(Refusal { index, code: ErrorCode::TRANSFER_FAIL });
         if header.opcode == Opcode::Write {
             connection.add_discard(range.length as usize);
