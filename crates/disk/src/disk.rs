@@ -5,15 +5,9 @@ mod reading;
 mod tests;
 mod writing;
 
-use std::{
-    collections::BTreeMap,
-    fmt, io,
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-};
+use std::{collections::BTreeMap, fmt, io, path::Path, sync::Arc};
+
+use mooncake_base::counters;
 
 pub use reading::{Read, ReadOutcome, ReadRequest};
 pub use writing::{Ticket, Write, WriteOutcome, WriteReport};
@@ -89,63 +83,49 @@ impl fmt::Debug for Options {
     }
 }
 
-/// What a directory holds and did since it was opened.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Statistics {
-    /// Records that can be read.
-    pub records: u64,
-    /// Bytes of all extents.
-    pub allocated_bytes: u64,
-    /// Bytes of memory that the index takes.
-    pub index_bytes: u64,
-    /// Records written, those that were moved included.
-    pub written: u64,
-    /// Payload bytes of these.
-    pub written_bytes: u64,
-    /// Bytes of the files that these take, with their heads.
-    pub file_bytes: u64,
-    /// Records read whose checksums held.
-    pub read: u64,
-    /// Payload bytes of these.
-    pub read_bytes: u64,
-    /// Records of which all bytes were read past the page cache straight into memory of the caller.
-    pub read_in_place: u64,
-    /// Reads past the page cache that the system refused, so that they went through it.
-    pub direct_refused: u64,
-    /// Reads that gave a part of what was asked for, and were continued.
-    pub continued: u64,
-    /// Records that were found to be damaged, and dropped.
-    pub bad: u64,
-    /// Records dropped because their extent is used again.
-    pub evicted: u64,
-    /// Records moved out of such an extent.
-    pub moved: u64,
-    /// Extents given back to the file system.
-    pub trimmed: u64,
-    /// Writes refused because no extent was free.
-    pub refused: u64,
-    /// Writes and seals that failed.
-    pub failed: u64,
-}
-
-#[derive(Debug, Default)]
-struct Counters {
-    written: AtomicU64,
-    written_bytes: AtomicU64,
-    file_bytes: AtomicU64,
-    read: AtomicU64,
-    read_bytes: AtomicU64,
-    read_in_place: AtomicU64,
-    bad: AtomicU64,
-    evicted: AtomicU64,
-    moved: AtomicU64,
-    trimmed: AtomicU64,
-    refused: AtomicU64,
-    failed: AtomicU64,
-}
-
-fn add(counter: &AtomicU64, count: u64) {
-    counter.fetch_add(count, Ordering::Relaxed);
+counters! {
+    /// Counts what a directory does.
+    struct DiskCounters;
+    /// What a directory holds and did since it was opened.
+    #[derive(Copy)]
+    pub struct Statistics {
+        /// Records that can be read.
+        pub records: u64,
+        /// Bytes of all extents.
+        pub allocated_bytes: u64,
+        /// Bytes of memory that the index takes.
+        pub index_bytes: u64,
+        /// Reads past the page cache that the system refused, so that they went through it.
+        pub direct_refused: u64,
+        /// Reads that gave a part of what was asked for, and were continued.
+        pub continued: u64,
+    }
+    METRICS {
+        /// Records written, those that were moved included.
+        written,
+        /// Payload bytes of these.
+        written_bytes,
+        /// Bytes of the files that these take, with their heads.
+        file_bytes,
+        /// Records read whose checksums held.
+        read,
+        /// Payload bytes of these.
+        read_bytes,
+        /// Records of which all bytes were read past the page cache straight into memory of the caller.
+        read_in_place,
+        /// Records that were found to be damaged, and dropped.
+        bad,
+        /// Records dropped because their extent is used again.
+        evicted,
+        /// Records moved out of such an extent.
+        moved,
+        /// Extents given back to the file system.
+        trimmed,
+        /// Writes refused because no extent was free.
+        refused,
+        /// Writes and seals that failed.
+        failed,
+    }
 }
 
 /// What reads and writes share. Never held while a file is read or written.
@@ -166,7 +146,7 @@ pub struct Disk {
     state: mooncake_base::sync::Mutex<DiskState>,
     writer: mooncake_base::sync::Mutex<writing::Writer>,
     reader: Reader,
-    counters: Counters,
+    counters: DiskCounters,
 }
 
 impl Disk {
@@ -207,7 +187,7 @@ impl Disk {
             state: mooncake_base::sync::Mutex::new(state),
             writer: mooncake_base::sync::Mutex::new(writer),
             reader,
-            counters: Counters::default(),
+            counters: DiskCounters::default(),
         })
     }
 
@@ -273,27 +253,14 @@ impl Disk {
             let state = self.state.lock();
             (state.index.len(), state.extents.len(), state.index.memory_bytes())
         };
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let counters = &self.counters;
         let events = self.reader.events();
         Statistics {
             records: records as u64,
             allocated_bytes: extents as u64 * self.directory.identity().extent_bytes,
             index_bytes: index_bytes as u64,
-            written: get(&counters.written),
-            written_bytes: get(&counters.written_bytes),
-            file_bytes: get(&counters.file_bytes),
-            read: get(&counters.read),
-            read_bytes: get(&counters.read_bytes),
-            read_in_place: get(&counters.read_in_place),
             direct_refused: events.direct_refused,
             continued: events.continued,
-            bad: get(&counters.bad),
-            evicted: get(&counters.evicted),
-            moved: get(&counters.moved),
-            trimmed: get(&counters.trimmed),
-            refused: get(&counters.refused),
-            failed: get(&counters.failed),
+            ..self.counters.snapshot()
         }
     }
 }

@@ -10,10 +10,7 @@ mod record;
 mod ring;
 mod threads;
 
-use std::{
-    fmt, io,
-    sync::{Arc, atomic::Ordering},
-};
+use std::{fmt, io, sync::Arc};
 
 use mooncake_os::{fork, threads::Threads};
 pub(crate) use record::{RecordRead, Verdict};
@@ -79,13 +76,6 @@ impl fmt::Display for ChosenReadMethod {
             _ => write!(f, "{depth} threads ({why})"),
         }
     }
-}
-
-/// What happened to reads since the directory was opened.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ReadEvents {
-    pub(crate) direct_refused: u64,
-    pub(crate) continued: u64,
 }
 
 /// The ring or the threads of a directory.
@@ -184,11 +174,8 @@ impl Reader {
         &self.chosen
     }
 
-    pub(crate) fn events(&self) -> ReadEvents {
-        ReadEvents {
-            direct_refused: self.counters.direct_refused.load(Ordering::Relaxed),
-            continued: self.counters.continued.load(Ordering::Relaxed),
-        }
+    pub(crate) fn events(&self) -> operation::ReadEvents {
+        self.counters.snapshot()
     }
 }
 

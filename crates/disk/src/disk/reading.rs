@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Disk, add};
+use super::Disk;
 use crate::{
     extent::Extent,
     format::{Name, index::Entry},
@@ -154,9 +154,9 @@ impl Disk {
     ) -> Result<Job, (usize, ReadOutcome)> {
         match verdict {
             Verdict::Good { is_in_place } => {
-                add(&self.counters.read, 1);
-                add(&self.counters.read_bytes, bytes);
-                add(&self.counters.read_in_place, u64::from(is_in_place));
+                self.counters.read.increment();
+                self.counters.read_bytes.add(bytes);
+                self.counters.read_in_place.add(u64::from(is_in_place));
                 return Err((job.number, ReadOutcome::Good));
             }
             Verdict::Mismatch => {}
@@ -171,7 +171,7 @@ impl Disk {
         let Some(extent) = state.extents.get(&place.extent).cloned() else { return Err(missing) };
         if place == job.place && extent.mark == job.extent.mark {
             state.index.remove(name, place);
-            add(&self.counters.bad, 1);
+            self.counters.bad.increment();
             return Err((job.number, ReadOutcome::Bad));
         }
         (job.place, job.extent) = (place, extent);

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Disk, DiskState, add, place_of};
+use super::{Disk, DiskState, place_of};
 use crate::{
     error::{Error, Result},
     extent::{Extent, fits},
@@ -203,7 +203,7 @@ impl Disk {
         self.directory.files().remove(&self.directory.extent_path(number))?;
         writer.unused.remove(at);
         self.state.lock().extents.remove(&number);
-        add(&self.counters.trimmed, 1);
+        self.counters.trimmed.increment();
         Ok(())
     }
 
@@ -258,7 +258,7 @@ impl Disk {
             return WriteOutcome::Superseded;
         }
         if writer.paused_until.is_some_and(|until| Instant::now() < until) {
-            add(&self.counters.refused, 1);
+            self.counters.refused.increment();
             return WriteOutcome::Failed("a write has failed less than a second ago".to_owned());
         }
         writer.paused_until = None;
@@ -277,11 +277,11 @@ impl Disk {
         match appended {
             Ok(ticket) => WriteOutcome::Written(ticket),
             Err(AppendRefusal::Full) => {
-                add(&self.counters.refused, 1);
+                self.counters.refused.increment();
                 WriteOutcome::Full
             }
             Err(AppendRefusal::Io(why)) => {
-                add(&self.counters.failed, 1);
+                self.counters.failed.increment();
                 writer.paused_until = Some(Instant::now() + PAUSE);
                 WriteOutcome::Failed(why)
             }
@@ -338,9 +338,9 @@ impl Disk {
             state.index.insert(name, place);
         }
         drop(state);
-        add(&self.counters.written, 1);
-        add(&self.counters.written_bytes, length);
-        add(&self.counters.file_bytes, layout.record_bytes);
+        self.counters.written.increment();
+        self.counters.written_bytes.add(length);
+        self.counters.file_bytes.add(layout.record_bytes);
         Ok(Some(Ticket { generation: extent.generation, end: open.end }))
     }
 
@@ -363,7 +363,7 @@ impl Disk {
 
     fn evict(&self, name: Name<'_>, place: Place, evicted: &mut Vec<OwnedName>) {
         if self.state.lock().index.remove(name, place) {
-            add(&self.counters.evicted, 1);
+            self.counters.evicted.increment();
             evicted.push(name.to_owned());
         }
     }
@@ -392,7 +392,7 @@ impl Disk {
         let end = extent.start();
         writer.open = Some(Open { extent, end, index: Vec::new(), has_failed: false });
         if self.trim_one(writer, evicted).is_err() {
-            add(&self.counters.failed, 1);
+            self.counters.failed.increment();
         }
         if writer.unused.is_empty() && !self.may_create(writer) {
             self.drop_oldest(writer, evicted)?;
@@ -492,7 +492,7 @@ impl Disk {
         }
         let write = Write { name: entry.name, payload: &payload };
         let moved = self.append(writer, write, Some(place_of(from, entry)))?;
-        add(&self.counters.moved, u64::from(moved.is_some()));
+        self.counters.moved.add(u64::from(moved.is_some()));
         Ok(moved.is_some())
     }
 }

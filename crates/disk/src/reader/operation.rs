@@ -1,16 +1,11 @@
 //! One read of a file: what it fills, how far it is, and what follows a part of it.
 
-use std::{
-    collections::VecDeque,
-    io,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{collections::VecDeque, io, sync::Arc, time::Duration};
 
-use mooncake_base::sync::{Condvar, Mutex};
+use mooncake_base::{
+    counters,
+    sync::{Condvar, Mutex},
+};
 
 use crate::{
     extent::Extent,
@@ -21,13 +16,18 @@ use crate::{
 /// How often the system may put a read off before that is an error.
 const TRIES_MAX: u32 = 1000;
 
-/// What happened to reads of a directory.
-#[derive(Debug, Default)]
-pub(crate) struct ReadCounters {
-    /// Reads past the page cache that the system refused for their alignment.
-    pub(crate) direct_refused: AtomicU64,
-    /// Reads that gave a part of what was asked for, and were continued.
-    pub(crate) continued: AtomicU64,
+counters! {
+    /// Counts what happens to reads of a directory.
+    pub(crate) struct ReadCounters;
+    /// What happened to reads since the directory was opened.
+    #[derive(Copy)]
+    pub(crate) struct ReadEvents {}
+    METRICS {
+        /// Reads past the page cache that the system refused for their alignment.
+        direct_refused,
+        /// Reads that gave a part of what was asked for, and were continued.
+        continued,
+    }
 }
 
 /// A read that fills a slot of the arena and then a lent range. The thread that reads, or that of the
@@ -98,7 +98,7 @@ impl Operation {
                 if self.done >= bytes {
                     return Progress::Done(Ok(()));
                 }
-                counters.continued.fetch_add(1, Ordering::Relaxed);
+                counters.continued.increment();
                 // The rest of it may lie anywhere, which only the page cache allows.
                 let is_aligned = |alignment: &u64| (self.done as u64).is_multiple_of(*alignment);
                 self.direct_alignment = self.direct_alignment.filter(is_aligned);
@@ -110,7 +110,7 @@ impl Operation {
             }
             Err(error) if self.direct_alignment.take().is_some() => {
                 if error.kind() == io::ErrorKind::InvalidInput {
-                    counters.direct_refused.fetch_add(1, Ordering::Relaxed);
+                    counters.direct_refused.increment();
                 }
                 // Refused for its alignment, or failed: the page cache tells which.
                 Progress::Again
