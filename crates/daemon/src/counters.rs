@@ -1,67 +1,70 @@
 //! Prometheus counters of a daemon's relay. The payload of dummy clients does not pass through it.
 
-use std::{
-    sync::atomic::{AtomicU64, Ordering},
-    time::Duration,
+use std::time::Duration;
+
+use mooncake_base::{
+    counters,
+    exposition::{Exposition, Metric},
 };
 
-use mooncake_base::exposition::Exposition;
-
-/// Totals since the daemon started.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    calls: AtomicU64,
-    failed: AtomicU64,
-    nanos: AtomicU64,
-    died: AtomicU64,
+counters! {
+    /// Counts calls and deaths since the daemon started.
+    pub(crate) struct Counters;
+    /// The use of a relay at one moment.
+    #[derive(Copy)]
+    pub(crate) struct RelayUsage {
+        pub(crate) dummy_clients: usize,
+        pub(crate) dummy_clients_max: usize,
+        pub(crate) connections: usize,
+        pub(crate) connections_max: usize,
+        pub(crate) refused: u64,
+    }
+    TOTALS {
+        /// Calls of dummy clients forwarded to the master.
+        calls = counter "calls_total",
+        /// Forwarded calls without a response.
+        failed = counter "failed_calls_total",
+        /// Dummy clients that ended without unregistering.
+        died = counter "dead_guests_total",
+        /// Duration of all calls.
+        nanos,
+    }
 }
 
-/// Current values and limits, and what the connections count.
-#[derive(Debug)]
-pub(crate) struct Gauges {
-    pub(crate) dummy_clients: (usize, usize),
-    pub(crate) connections: (usize, usize),
-    pub(crate) refused: u64,
-}
+static CLIENTS: [Metric<RelayUsage>; 4] = [
+    Metric::gauge("guests", "Dummy clients that are served.", |it| it.dummy_clients as u64),
+    Metric::gauge("guests_max", "Dummy clients that are served (limit).", |it| {
+        it.dummy_clients_max as u64
+    }),
+    Metric::gauge("connections", "Connections of dummy clients.", |it| it.connections as u64),
+    Metric::gauge("connections_max", "Connections of dummy clients (limit).", |it| {
+        it.connections_max as u64
+    }),
+];
+
+static CONNECTIONS_AND_TIME: [Metric<RelayUsage>; 2] = [
+    Metric::counter("refused_connections_total", "Connections refused.", |it| it.refused),
+    Metric::total_seconds(
+        "call_seconds_total",
+        "Total time of forwarded calls in seconds.",
+        |it| Duration::from_nanos(it.nanos).as_secs_f64(),
+    ),
+];
 
 impl Counters {
     /// Counts a forwarded call.
     pub(crate) fn count_call(&self, took: Duration, has_answer: bool) {
-        self.calls.fetch_add(1, Ordering::Relaxed);
-        self.failed.fetch_add(u64::from(!has_answer), Ordering::Relaxed);
-        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        self.nanos.fetch_add(nanos, Ordering::Relaxed);
+        self.calls.increment();
+        self.failed.add_nonzero(u64::from(!has_answer));
+        self.nanos.add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }
+}
 
-    /// Counts a dummy client that ended without unregistering.
-    pub(crate) fn count_death(&self) {
-        self.died.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn add_to(&self, out: &mut Exposition, gauges: &Gauges) {
-        for (name, help, (value, most)) in [
-            ("mooncake_daemon_guests", "Dummy clients that are served", gauges.dummy_clients),
-            ("mooncake_daemon_connections", "Connections of dummy clients", gauges.connections),
-        ] {
-            out.gauge(name, &format!("{help}."), value);
-            out.gauge(&format!("{name}_max"), &format!("{help} (limit)."), most);
+impl RelayUsage {
+    pub(crate) fn add_to(&self, out: &mut Exposition) {
+        for metrics in [&CLIENTS[..], Self::TOTALS, &CONNECTIONS_AND_TIME] {
+            out.row("mooncake_daemon_", metrics, self);
         }
-        let read = |sum: &AtomicU64| sum.load(Ordering::Relaxed);
-        for (name, help, sum) in [
-            ("calls_total", "Calls of dummy clients forwarded to the master.", read(&self.calls)),
-            ("failed_calls_total", "Forwarded calls without a response.", read(&self.failed)),
-            (
-                "dead_guests_total",
-                "Dummy clients that ended without unregistering.",
-                read(&self.died),
-            ),
-            ("refused_connections_total", "Connections refused.", gauges.refused),
-        ] {
-            out.counter(&format!("mooncake_daemon_{name}"), help, sum);
-        }
-        let seconds = Duration::from_nanos(read(&self.nanos)).as_secs_f64();
-        let help = "Total time of forwarded calls in seconds.";
-        out.counter("mooncake_daemon_call_seconds_total", help, seconds);
     }
 }
 
@@ -74,10 +77,17 @@ mod tests {
         let counters = Counters::default();
         counters.count_call(Duration::from_millis(1500), true);
         counters.count_call(Duration::from_millis(500), false);
-        counters.count_death();
+        counters.died.increment();
         let mut out = Exposition::default();
-        let gauges = Gauges { dummy_clients: (3, 10), connections: (5, 20), refused: 7 };
-        counters.add_to(&mut out, &gauges);
+        let usage = RelayUsage {
+            dummy_clients: 3,
+            dummy_clients_max: 10,
+            connections: 5,
+            connections_max: 20,
+            refused: 7,
+            ..counters.snapshot()
+        };
+        usage.add_to(&mut out);
         for line in [
             "mooncake_daemon_guests 3",
             "mooncake_daemon_guests_max 10",

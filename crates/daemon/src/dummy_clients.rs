@@ -137,7 +137,7 @@ impl DummyClients {
     pub(crate) fn remove_connection(&self, client: ClientId) {
         let is_gone = self.table.lock().remove_connection(client);
         if is_gone && !self.is_closed() {
-            self.counters.count_death();
+            self.counters.died.increment();
             // The process may be alive and still reading, so its fences must expire by themselves.
             self.release(client, Vec::new());
         }
@@ -161,7 +161,7 @@ impl DummyClients {
     pub(crate) fn on_process_exit(&self, client: ClientId) {
         let removed = self.table.lock().remove(client);
         if let Some(tracker) = removed {
-            self.counters.count_death();
+            self.counters.died.increment();
             // A dead process cannot read, so its fences are released at once.
             self.release(client, tracker.into_releases(SystemClock.now()));
         }

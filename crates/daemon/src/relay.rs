@@ -22,7 +22,7 @@ use socket2::Socket;
 use crate::{
     client_table::CLIENTS_MAX,
     connection,
-    counters::Gauges,
+    counters::RelayUsage,
     dummy_clients::DummyClients,
     limits::RelayLimits,
     listeners::Listeners,
@@ -133,12 +133,15 @@ impl Relay {
     pub fn metrics(&self) -> impl Fn(&mut Exposition) + Send + Sync + 'static {
         let shared = Arc::clone(&self.shared);
         move |out| {
-            let gauges = Gauges {
-                dummy_clients: (shared.dummy_clients.count(), CLIENTS_MAX),
-                connections: (shared.connections.count(), shared.limits.connections_max),
+            let usage = RelayUsage {
+                dummy_clients: shared.dummy_clients.count(),
+                dummy_clients_max: CLIENTS_MAX,
+                connections: shared.connections.count(),
+                connections_max: shared.limits.connections_max,
                 refused: shared.connections.refused(),
+                ..shared.dummy_clients.counters.snapshot()
             };
-            shared.dummy_clients.counters.add_to(out, &gauges);
+            usage.add_to(out);
         }
     }
 
