@@ -10,6 +10,7 @@ use std::{
 };
 
 use mooncake_base::{
+    counters,
     exposition::{Exposition, Metric},
     histogram::{Histogram, Latency},
 };
@@ -19,47 +20,63 @@ use crate::{operation_kind::OperationKind, outcome::Outcome};
 /// The counters of one group. Counting takes no lock.
 #[derive(Debug, Default)]
 pub(crate) struct GroupMetrics {
-    sent_bytes: AtomicU64,
-    fetched_bytes: AtomicU64,
+    bytes: ByteCounters,
     operations: [OperationMetrics; OperationKind::ALL.len()],
 }
 
+counters! {
+    /// Counts the bytes of a group.
+    struct ByteCounters;
+    /// What a group did.
+    pub struct Counters {
+        /// Bytes of messages that have arrived and wait for a receive.
+        pub bytes_buffered: u64,
+        /// Operations that have ended, by their name; only those that were used.
+        pub operations: BTreeMap<&'static str, OperationCounters>,
+    }
+    METRICS {
+        /// Bytes that this rank sent or lent.
+        bytes_sent = counter "sent_bytes_total",
+        /// Bytes that this rank read from memory of other hosts.
+        bytes_fetched = counter "fetched_bytes_total",
+    }
+}
+
+counters! {
+    /// Counts the operations of one kind.
+    struct OperationMetrics;
+    /// What became of the operations of one kind.
+    pub struct OperationCounters {}
+    METRICS {
+        /// Bytes of this rank that operations read or received.
+        bytes = counter "operation_bytes_total",
+        /// Operations in which a rank was lost.
+        losses = counter "operation_losses_total",
+        /// Operations that failed as a whole.
+        errors = counter "operation_failures_total",
+        /// Time from their begin to their end. A collective begins when the earlier ones have ended, a
+        /// message when it is called.
+        latency: Histogram => Latency,
+        /// The longest of these times.
+        time_max: Longest => Duration,
+    }
+}
+
+/// The longest of durations.
 #[derive(Debug, Default)]
-struct OperationMetrics {
-    bytes: AtomicU64,
-    losses: AtomicU64,
-    errors: AtomicU64,
-    nanos_max: AtomicU64,
-    latency: Histogram,
+struct Longest {
+    nanos: AtomicU64,
 }
 
-/// What a group did.
-#[derive(Debug, Default, Clone)]
-pub struct Counters {
-    /// Bytes that were sent or lent.
-    pub bytes_sent: u64,
-    /// Bytes that were read from memory of other hosts through a fabric.
-    pub bytes_fetched: u64,
-    /// Bytes of messages that have arrived and wait for a receive.
-    pub bytes_buffered: u64,
-    /// Operations that have ended, by their name; only those that were used.
-    pub operations: BTreeMap<&'static str, OperationCounters>,
-}
+impl Longest {
+    fn record(&self, time: Duration) {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.nanos.fetch_max(nanos, Ordering::Relaxed);
+    }
 
-/// What became of the operations of one kind.
-#[derive(Debug, Default, Clone)]
-pub struct OperationCounters {
-    /// Bytes of this rank that they read; for a receive, bytes that it wrote.
-    pub bytes: u64,
-    /// Operations in which a rank was lost.
-    pub losses: u64,
-    /// Operations that failed as a whole.
-    pub errors: u64,
-    /// Time from their begin to their end. A collective begins when the earlier ones have ended, a
-    /// message when it is called.
-    pub latency: Latency,
-    /// The longest of these times.
-    pub time_max: Duration,
+    fn snapshot(&self) -> Duration {
+        Duration::from_nanos(self.nanos.load(Ordering::Relaxed))
+    }
 }
 
 /// An operation that is counted when it ends.
@@ -83,45 +100,27 @@ impl Recording {
 
 impl GroupMetrics {
     pub(crate) fn add_sent(&self, bytes: usize) {
-        self.sent_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.bytes.bytes_sent.add(bytes as u64);
     }
 
     pub(crate) fn add_fetched(&self, bytes: usize) {
-        self.fetched_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.bytes.bytes_fetched.add(bytes as u64);
     }
 
     fn record(&self, kind: OperationKind, outcome: &Outcome, bytes: usize, time: Duration) {
         let row = &self.operations[kind as usize];
-        row.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        if !outcome.failed_slots.is_empty() {
-            row.losses.fetch_add(1, Ordering::Relaxed);
-        }
-        if outcome.error.is_some() {
-            row.errors.fetch_add(1, Ordering::Relaxed);
-        }
-        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        row.nanos_max.fetch_max(nanos, Ordering::Relaxed);
+        row.bytes.add(bytes as u64);
+        row.losses.add_nonzero(u64::from(!outcome.failed_slots.is_empty()));
+        row.errors.add_nonzero(u64::from(outcome.error.is_some()));
+        row.time_max.record(time);
         row.latency.record(time);
     }
 
     pub(crate) fn snapshot(&self) -> Counters {
         let rows = OperationKind::ALL.iter().zip(&self.operations);
-        let operations = rows.map(|(kind, row)| {
-            let counters = OperationCounters {
-                bytes: row.bytes.load(Ordering::Relaxed),
-                losses: row.losses.load(Ordering::Relaxed),
-                errors: row.errors.load(Ordering::Relaxed),
-                latency: row.latency.snapshot(),
-                time_max: Duration::from_nanos(row.nanos_max.load(Ordering::Relaxed)),
-            };
-            (kind.name(), counters)
-        });
-        Counters {
-            bytes_sent: self.sent_bytes.load(Ordering::Relaxed),
-            bytes_fetched: self.fetched_bytes.load(Ordering::Relaxed),
-            bytes_buffered: 0,
-            operations: operations.filter(|(_, row)| row.latency.count() > 0).collect(),
-        }
+        let operations = rows.map(|(kind, row)| (kind.name(), row.snapshot()));
+        let operations = operations.filter(|(_, row)| row.latency.count() > 0).collect();
+        Counters { operations, ..self.bytes.snapshot() }
     }
 }
 
@@ -149,8 +148,8 @@ impl GroupReport {
 
 const PREFIX: &str = "mooncake_group_";
 
-/// The metrics of each group.
-static VIEWS: [Metric<GroupReport>; 5] = [
+/// The metrics of the state of each group.
+static VIEWS: [Metric<GroupReport>; 3] = [
     Metric::gauge("epoch", "Number of the view; it grows with each change of the members.", |it| {
         it.epoch
     }),
@@ -158,31 +157,11 @@ static VIEWS: [Metric<GroupReport>; 5] = [
     Metric::gauge("buffered_bytes", "Bytes of messages that wait here for a receive.", |it| {
         it.counters.bytes_buffered
     }),
-    Metric::counter("sent_bytes_total", "Bytes that this rank sent or lent.", |it| {
-        it.counters.bytes_sent
-    }),
-    Metric::counter(
-        "fetched_bytes_total",
-        "Bytes that this rank read from memory of other hosts.",
-        |it| it.counters.bytes_fetched,
-    ),
 ];
 
-/// The metrics of each operation of a group.
-static OPERATIONS: [Metric<OperationCounters>; 4] = [
-    Metric::counter("operations_total", "Operations that have ended.", |it| it.latency.count()),
-    Metric::counter(
-        "operation_bytes_total",
-        "Bytes of this rank that operations read or received.",
-        |it| it.bytes,
-    ),
-    Metric::counter("operation_losses_total", "Operations in which a rank was lost.", |it| {
-        it.losses
-    }),
-    Metric::counter("operation_failures_total", "Operations that failed as a whole.", |it| {
-        it.errors
-    }),
-];
+/// The number of operations of a group.
+static OPERATIONS: [Metric<OperationCounters>; 1] =
+    [Metric::counter("operations_total", "Operations that have ended.", |it| it.latency.count())];
 
 /// Writes the metrics of groups; nothing if there is none.
 pub(crate) fn write_reports(out: &mut Exposition, reports: &[GroupReport]) {
@@ -191,8 +170,11 @@ pub(crate) fn write_reports(out: &mut Exposition, reports: &[GroupReport]) {
     }
     let rows: Vec<_> = reports.iter().map(|report| (report.labels().to_vec(), report)).collect();
     out.rows(PREFIX, &VIEWS, &rows);
+    let rows = reports.iter().map(|report| (report.labels().to_vec(), &report.counters));
+    out.rows(PREFIX, Counters::METRICS, &rows.collect::<Vec<_>>());
     let rows: Vec<_> = reports.iter().flat_map(GroupReport::rows).collect();
     out.rows(PREFIX, &OPERATIONS, &rows);
+    out.rows(PREFIX, OperationCounters::METRICS, &rows);
     let name = "mooncake_group_operation_duration_seconds";
     let help = "Duration of operations, without the wait for earlier ones.";
     out.durations(name, help, rows.into_iter().map(|(labels, row)| (labels, &row.latency)));
