@@ -105,16 +105,20 @@ impl Exposition {
         rows: &[(Vec<(&str, &str)>, &R)],
     ) {
         for metric in metrics {
-            let name = format!("{prefix}{}", metric.name);
-            if !self.has(&name) {
-                self.head(&name, metric.kind, metric.help);
-            }
-            for (labels, row) in rows {
-                let labels = [&labels[..], metric.label.as_slice()].concat();
-                match metric.value {
-                    Value::Whole(value) => self.sample(&name, &labels, value(row)),
-                    Value::Seconds(value) => self.sample(&name, &labels, value(row)),
-                }
+            self.metric(&format!("{prefix}{}", metric.name), metric, rows);
+        }
+    }
+
+    /// Writes a metric under another name than its own, with the samples of all rows.
+    pub fn metric<R>(&mut self, name: &str, metric: &Metric<R>, rows: &[(Vec<(&str, &str)>, &R)]) {
+        if !self.has(name) {
+            self.head(name, metric.kind, metric.help);
+        }
+        for (labels, row) in rows {
+            let labels = [&labels[..], metric.label.as_slice()].concat();
+            match metric.value {
+                Value::Whole(value) => self.sample(name, &labels, value(row)),
+                Value::Seconds(value) => self.sample(name, &labels, value(row)),
             }
         }
     }
