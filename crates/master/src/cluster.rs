@@ -11,7 +11,7 @@
 
 mod backend;
 mod channel;
-mod counts;
+pub(crate) mod counts;
 mod following;
 mod lease_notes;
 mod member;

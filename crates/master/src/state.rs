@@ -56,6 +56,7 @@ pub use self::{
     },
     ledger::{
         Log,
+        counters::Counters,
         effect::{DecodeError, Effect, LoggedCopy, LoggedPin, ObjectName, Value},
         events::ObjectEvent,
         lease_notes::LeaseNotes,
@@ -87,7 +88,6 @@ use crate::state::{
         order::EvictionQueue, pins::Pins, released::ReleasedObjects, tenant::Tenants,
     },
     inventory::{Inventory, ahead, expiry, memory, pins, recovery, segments, sweep},
-    ledger::counters::Counters,
     pool::{Pool, freed::FreedTo},
     random::Random,
     timer::Timer,

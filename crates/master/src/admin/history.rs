@@ -78,7 +78,7 @@ impl Samples {
             disk_hits: traffic.disk_hits,
             offloaded_bytes: totals.counters.offloaded_bytes,
             read_bytes: traffic.hit_bytes,
-            put_bytes: traffic.size_sum,
+            put_bytes: traffic.sizes.sum,
             expired: totals.counters.clients_expired,
             without_room: totals.counters.puts_without_room,
             refused: service.admission().map_or(0, crate::service::Admission::refused),
@@ -118,8 +118,9 @@ impl Samples {
 /// Returns the number of calls by duration, without heartbeats.
 fn classes_of_calls(service: &Service) -> Classes {
     let mut classes = Classes::default();
-    for time in service.call_times().snapshot().iter().filter(|time| time.call != "heartbeat") {
-        classes.iter_mut().zip(&time.classes).for_each(|(sum, calls)| *sum += calls);
+    let times = service.call_times().snapshot();
+    for (_, time) in times.iter().filter(|(call, _)| *call != "heartbeat") {
+        classes.iter_mut().zip(&time.counts).for_each(|(sum, calls)| *sum += calls);
     }
     classes
 }

@@ -10,12 +10,15 @@ mod upstream;
 mod work;
 
 use axum::{extract::State, response::Response};
-use mooncake_base::exposition::Exposition;
+use mooncake_base::exposition::{Exposition, Metric};
 use mooncake_http::reply;
 
 use super::AdminContext;
-use crate::cluster::status::ClusterStatus;
-use crate::service::{Admission, Service, VERSION};
+use crate::{
+    cluster::status::ClusterStatus,
+    events::EventCounts,
+    service::{Admission, Service, VERSION},
+};
 
 pub(super) async fn show(State(admin): AdminContext) -> Response {
     let cluster = admin.cluster_status();
@@ -39,64 +42,61 @@ fn text(service: &Service, has_upstream: bool, status: Option<&ClusterStatus>) -
     }
     pool::add(&mut out, service);
     promotion::add(&mut out, &service.totals());
-    slow(&mut out, service);
-    load(&mut out, service);
+    out.row("mooncake_master_", &LOAD, service);
+    if let Some(events) = service.events() {
+        out.row("mooncake_master_events_", &EVENTS, &events.counts());
+    }
     log::add(&mut out, service);
     work::add(&mut out, service);
     quotas::add(&mut out, service);
     mooncake_os::process::add_metrics(&mut out);
-    out.counter(
-        "mooncake_master_refused_versions_total",
-        "Peers refused because they speak another version of the protocol.",
-        service.shared().refused_versions().count(),
-    );
+    out.row("mooncake_master_", &VERSIONS, service);
     out.head("mooncake_master_info", "gauge", "The version of the master.");
     out.sample("mooncake_master_info", &[("version", VERSION)], 1);
-    let uptime = service.now().since(service.started()).as_secs();
-    out.gauge("mooncake_master_uptime_seconds", "Seconds since the master started.", uptime);
+    out.row("mooncake_master_", &UPTIME, service);
     if has_upstream {
         upstream::add(&mut out, service);
     }
     out.finish()
 }
 
-fn load(out: &mut Exposition, service: &Service) {
-    let load = service.admission();
-    out.counter(
-        "mooncake_master_refused_calls_total",
-        "Calls refused because the master was overloaded.",
-        load.map_or(0, Admission::refused),
-    );
-    out.gauge(
-        "mooncake_master_large_frames_bytes",
-        "Bytes of large request frames in flight.",
-        load.map_or(0, Admission::large_frame_bytes),
-    );
-    let Some(events) = service.events().map(|events| events.counts()) else { return };
-    for (name, count, help) in [
-        ("published", events.published_events, "Events published."),
-        ("dropped", events.dropped, "Events dropped because the queue was full."),
-        ("missed", events.missed, "Messages missed by slow subscribers."),
-    ] {
-        out.counter(&format!("mooncake_master_events_{name}_total"), help, count);
-    }
-    let name = "mooncake_master_events_subscribers";
-    out.gauge(name, "Connected event subscribers.", events.subscribers);
-}
-
-fn slow(out: &mut Exposition, service: &Service) {
-    let slow = service.slow_log();
-    out.counter(
-        "mooncake_master_slow_calls_total",
-        "Calls slower than the threshold.",
-        slow.total(),
-    );
-    out.gauge(
-        "mooncake_master_slow_call_threshold_seconds",
+/// Slow and refused calls.
+static LOAD: [Metric<Service>; 4] = [
+    Metric::counter("slow_calls_total", "Calls slower than the threshold.", |it| {
+        it.slow_log().total()
+    }),
+    Metric::seconds(
+        "slow_call_threshold_seconds",
         "Duration from which on a call counts as slow; 0 turns the slow log off.",
-        slow.threshold().as_secs_f64(),
-    );
-}
+        |it| it.slow_log().threshold().as_secs_f64(),
+    ),
+    Metric::counter(
+        "refused_calls_total",
+        "Calls refused because the master was overloaded.",
+        |it| it.admission().map_or(0, Admission::refused),
+    ),
+    Metric::gauge("large_frames_bytes", "Bytes of large request frames in flight.", |it| {
+        it.admission().map_or(0, Admission::large_frame_bytes)
+    }),
+];
+
+static EVENTS: [Metric<EventCounts>; 4] = [
+    Metric::counter("published_total", "Events published.", |it| it.published_events),
+    Metric::counter("dropped_total", "Events dropped because the queue was full.", |it| it.dropped),
+    Metric::counter("missed_total", "Messages missed by slow subscribers.", |it| it.missed),
+    Metric::gauge("subscribers", "Connected event subscribers.", |it| it.subscribers),
+];
+
+static VERSIONS: [Metric<Service>; 1] = [Metric::counter(
+    "refused_versions_total",
+    "Peers refused because they speak another version of the protocol.",
+    |it| it.shared().refused_versions().count(),
+)];
+
+static UPTIME: [Metric<Service>; 1] =
+    [Metric::gauge("uptime_seconds", "Seconds since the master started.", |it| {
+        it.now().since(it.started()).as_secs()
+    })];
 
 #[cfg(test)]
 mod tests {

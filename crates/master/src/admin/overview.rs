@@ -80,14 +80,14 @@ fn overview(service: &Service) -> Value {
             "failed": c.offloads_failed, "missed": c.offloads_missed, "lost": c.disk_copies_lost,
             "adopted": c.records_adopted,
         },
-        "sizes": {"bounds": SIZE_BOUNDS, "counts": traffic.sizes},
+        "sizes": {"bounds": SIZE_BOUNDS, "counts": traffic.sizes.counts},
         "evictions": {
             "attempted": c.evictions_attempted, "succeeded": c.evictions_succeeded,
             "keys": c.evicted_keys, "bytes": c.evicted_bytes,
         },
         "puts": {
             "without_room": c.puts_without_room, "with_fewer_copies": c.puts_with_fewer_copies,
-            "displaced": c.puts_displaced, "released": c.puts_released, "bytes": traffic.size_sum,
+            "displaced": c.puts_displaced, "released": c.puts_released, "bytes": traffic.sizes.sum,
         },
         "clients_expired": c.clients_expired,
         "segments": segments(service),
@@ -247,7 +247,7 @@ fn calls(service: &Service) -> Value {
 /// microseconds.
 fn call_times(service: &Service) -> Value {
     let times = service.call_times().snapshot();
-    let row = |time: &CallTime| json!({"name": time.call, "classes": time.classes});
+    let row = |(call, time): &(&str, CallTime)| json!({"name": call, "classes": time.counts});
     json!({"bounds_us": BOUNDS_US, "kinds": times.iter().map(row).collect::<Vec<_>>()})
 }
 

@@ -252,10 +252,10 @@ impl Shared {
         let mut channel = Channel::connect(&addresses, token, deadline, keep)?;
         let ended = self.follow_over(&mut channel);
         if ended.is_err() && !self.is_ended() {
-            self.cluster.counts.add_disconnection();
+            self.cluster.counts.disconnections.increment();
         }
         if channel.is_damaged() {
-            self.cluster.counts.add_refused();
+            self.cluster.counts.refused.increment();
         }
         ended
     }
@@ -326,7 +326,7 @@ impl Shared {
         let mut files = None;
         if attached.start() != Start::Place {
             self.give_up_log(attached)?;
-            self.cluster.counts.begin_replacement();
+            self.cluster.counts.replacements_begun.increment();
             self.log.lock().cancel_compaction();
             files = Some(self.files.lock());
         }
@@ -351,14 +351,14 @@ impl Shared {
                 let next_frame = say_alive(&mut alive, || {
                     let mut log = self.log.lock();
                     let adopted = log.adopt_snapshot(snapshot);
-                    adopted.inspect_err(|_| self.cluster.counts.add_refused())?;
+                    adopted.inspect_err(|_| self.cluster.counts.refused.increment())?;
                     Ok(log.place().1)
                 })?;
                 confirm(channel, Confirm { position: 0, next_frame })?;
             }
         }
         if files.take().is_some() {
-            self.cluster.counts.end_replacement();
+            self.cluster.counts.replacements.increment();
         }
         self.membership.lock().follow(&attached.views)
     }
@@ -380,7 +380,7 @@ impl Shared {
         if let Err(error) = log.accept(&frames.bytes) {
             // A log that cannot be written says nothing of the frames.
             if !log.is_broken() {
-                self.cluster.counts.add_refused();
+                self.cluster.counts.refused.increment();
             }
             return Err(error);
         }
@@ -399,7 +399,7 @@ impl Shared {
             log.end_sync(&point);
         }
         let next_frame = log.place().1;
-        self.cluster.counts.add_applied(next_frame - before);
+        self.cluster.counts.applied_frames.add(next_frame - before);
         self.cluster.next_frame.store(next_frame, Ordering::Release);
         Ok(next_frame)
     }

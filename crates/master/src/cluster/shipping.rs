@@ -258,7 +258,7 @@ impl LogSource {
             let position = missed.attached.map_or(0, |(_, position)| position);
             let shipment = Shipment { frames: missed.bytes.into(), position };
             channel.send(&frames_message(journal, &shipment))?;
-            self.counts.add_sent(shipment.frames.len());
+            self.counts.sent_bytes.add(shipment.frames.len() as u64);
             if let Some(attached) = missed.attached {
                 source.end();
                 return Ok(attached);
@@ -308,7 +308,7 @@ impl LogSource {
                 if let Err(error) = sender.send(&message) {
                     break Err(error);
                 }
-                self.counts.add_sent(shipment.frames.len());
+                self.counts.sent_bytes.add(shipment.frames.len() as u64);
             };
             closer.close();
             let confirmed =
@@ -321,7 +321,7 @@ impl LogSource {
     /// standby lacks then.
     fn send_snapshot(&self, journal: &Journal, channel: &mut Channel, number: u64) -> Result<u64> {
         for_each_part(journal, number, |bytes, message| {
-            self.counts.add_sent(bytes);
+            self.counts.sent_bytes.add(bytes as u64);
             channel.send(&message)
         })?;
         // It says that it is alive while it reads the snapshot.
@@ -367,7 +367,7 @@ impl DirectSender for Direct {
         let Some(journal) = service.shared().journal() else { return Sent::Nothing };
         let sent = self.sender.try_send(&frames_message(journal, shipment));
         if sent != Sent::Nothing {
-            self.counts.add_sent(shipment.frames.len());
+            self.counts.sent_bytes.add(shipment.frames.len() as u64);
         }
         sent
     }

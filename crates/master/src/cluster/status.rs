@@ -142,7 +142,7 @@ impl Cluster {
             service_error: known.failure.map(|error| error.to_string()),
             service_errors: known.failures,
             transitions,
-            totals: self.counts.totals(),
+            totals: self.counts.snapshot(),
         }
     }
 }

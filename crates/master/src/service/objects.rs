@@ -45,7 +45,7 @@ impl ObjectService {
 
     /// Returns the counters of reads and of value sizes.
     pub(super) fn traffic(&self) -> TrafficCount {
-        self.traffic.count()
+        self.traffic.snapshot()
     }
 
     /// Gives unfinished puts a new write window.

@@ -1,8 +1,6 @@
 //! Call counters: calls, items and failures per operation.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use mooncake_base::{ErrorCode, Result};
+use mooncake_base::{ErrorCode, Result, counters};
 use mooncake_proto::{calls::Method, v1::ItemResult};
 
 /// An operation with its own counters: a call, or a part of the calls of one kind.
@@ -100,43 +98,34 @@ impl Op {
     }
 }
 
-/// The counters of one operation. A call with one item counts as single, any other as a batch.
-#[derive(Debug, Default)]
-struct OpCounters {
-    single: AtomicU64,
-    single_failed: AtomicU64,
-    batches: AtomicU64,
-    batches_failed: AtomicU64,
-    batches_partial: AtomicU64,
-    items: AtomicU64,
-    items_failed: AtomicU64,
-    missed: AtomicU64,
-    kept: AtomicU64,
-}
-
-/// A snapshot of the counters of one operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct OpCount {
-    /// Calls with one item.
-    pub single: u64,
-    /// Failed calls with one item.
-    pub single_failed: u64,
-    /// Calls with several items, or none.
-    pub batches: u64,
-    /// Batches in which every item failed.
-    pub batches_failed: u64,
-    /// Batches in which some items failed.
-    pub batches_partial: u64,
-    /// Items of batches.
-    pub items: u64,
-    /// Failed items of batches.
-    pub items_failed: u64,
-    /// Items of all calls that named an object that does not exist. They are among the failed ones,
-    /// as upstream counts them.
-    pub missed: u64,
-    /// Items of all calls that left an object as it was: the key had one already, or one of another
-    /// version than the caller's condition. They are among the failed ones, as upstream counts them.
-    pub kept: u64,
+counters! {
+    /// The counters of one operation. A call with one item counts as single, any other as a batch.
+    struct OpCounters;
+    /// A snapshot of the counters of one operation.
+    #[derive(Copy)]
+    pub struct OpCount {}
+    METRICS {
+        /// Calls with one item.
+        single,
+        /// Failed calls with one item.
+        single_failed,
+        /// Calls with several items, or none.
+        batches,
+        /// Batches in which every item failed.
+        batches_failed,
+        /// Batches in which some items failed.
+        batches_partial,
+        /// Items of batches.
+        items,
+        /// Failed items of batches.
+        items_failed,
+        /// Items of all calls that named an object that does not exist.
+        /// They are among the failed ones, as upstream counts them.
+        missed,
+        /// Items of all calls that left an object as it was: the key had one already, or one of another
+        /// version than the caller's condition. They are among the failed ones, as upstream counts them.
+        kept,
+    }
 }
 
 impl OpCount {
@@ -208,19 +197,7 @@ impl Default for OpMetrics {
 impl OpMetrics {
     /// Returns a snapshot of the counters of one operation.
     pub fn count(&self, op: impl Into<Op>) -> OpCount {
-        let counter = &self.0[op.into().index()];
-        let read = |value: &AtomicU64| value.load(Ordering::Relaxed);
-        OpCount {
-            single: read(&counter.single),
-            single_failed: read(&counter.single_failed),
-            batches: read(&counter.batches),
-            batches_failed: read(&counter.batches_failed),
-            batches_partial: read(&counter.batches_partial),
-            items: read(&counter.items),
-            items_failed: read(&counter.items_failed),
-            missed: read(&counter.missed),
-            kept: read(&counter.kept),
-        }
+        self.0[op.into().index()].snapshot()
     }
 
     /// Runs and counts a call that has no items.
@@ -252,35 +229,26 @@ impl OpMetrics {
     /// Counts one call with `items` items, of which some failed.
     pub(super) fn count_items(&self, op: impl Into<Op>, items: usize, failed: FailedItems) {
         let op = op.into();
-        let counter = &self.0[op.index()];
-        if failed.missed > 0 {
-            counter.missed.fetch_add(failed.missed as u64, Ordering::Relaxed);
-        }
-        if failed.kept > 0 {
-            counter.kept.fetch_add(failed.kept as u64, Ordering::Relaxed);
-        }
+        let counters = &self.0[op.index()];
+        counters.missed.add_nonzero(failed.missed as u64);
+        counters.kept.add_nonzero(failed.kept as u64);
         self.count_batch(op, items, failed.all);
     }
 
     /// Counts one call with `items` items, of which `failed` failed for a reason that no caller
     /// expects.
     pub(super) fn count_batch(&self, op: impl Into<Op>, items: usize, failed: usize) {
-        let counter = &self.0[op.into().index()];
-        let add = |value: &AtomicU64, by: usize| {
-            if by > 0 {
-                value.fetch_add(by as u64, Ordering::Relaxed);
-            }
-        };
+        let counters = &self.0[op.into().index()];
         if items == 1 {
-            add(&counter.single, 1);
-            add(&counter.single_failed, failed);
+            counters.single.increment();
+            counters.single_failed.add_nonzero(failed as u64);
             return;
         }
-        add(&counter.batches, 1);
-        add(&counter.batches_failed, usize::from(failed > 0 && failed == items));
-        add(&counter.batches_partial, usize::from(failed > 0 && failed < items));
-        add(&counter.items, items);
-        add(&counter.items_failed, failed);
+        counters.batches.increment();
+        counters.batches_failed.add_nonzero(u64::from(failed > 0 && failed == items));
+        counters.batches_partial.add_nonzero(u64::from(failed > 0 && failed < items));
+        counters.items.add_nonzero(items as u64);
+        counters.items_failed.add_nonzero(failed as u64);
     }
 }
 

@@ -1,78 +1,60 @@
 //! Traffic counters: how many reads found their object, and how large the values are.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use mooncake_base::{
+    counters,
+    histogram::{BucketCounts, Buckets},
+};
 
 /// The upper bounds of the value size classes in bytes. One more class has no upper bound.
 pub const SIZE_BOUNDS: [u64; 7] =
     [4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
 
-/// The traffic counters.
-#[derive(Debug, Default)]
-pub(super) struct Traffic {
-    gets: AtomicU64,
-    hits: AtomicU64,
-    hit_bytes: AtomicU64,
-    disk_hits: AtomicU64,
-    disk_hit_bytes: AtomicU64,
-    sizes: [AtomicU64; SIZE_BOUNDS.len() + 1],
-    size_sum: AtomicU64,
-}
+/// The number of size classes.
+const CLASSES: usize = SIZE_BOUNDS.len() + 1;
 
-/// A snapshot of the traffic counters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct TrafficCount {
-    /// Keys looked up in order to read them.
-    pub gets: u64,
-    /// Keys of `gets` that were found.
-    pub hits: u64,
-    /// Bytes of the found objects.
-    pub hit_bytes: u64,
-    /// Keys of `hits` whose objects could be read from a disk only.
-    pub disk_hits: u64,
-    /// Bytes of these objects.
-    pub disk_hit_bytes: u64,
-    /// Values whose puts were started, by size class. The counts are not cumulative.
-    pub sizes: [u64; SIZE_BOUNDS.len() + 1],
-    /// Total bytes of those values.
-    pub size_sum: u64,
+counters! {
+    /// The traffic counters.
+    pub(super) struct Traffic;
+    /// A snapshot of the traffic counters.
+    #[derive(Copy)]
+    pub struct TrafficCount {}
+    LOOKUPS {
+        /// Keys looked up in order to read them.
+        gets = counter "lookups_total",
+        /// Keys looked up for reading and found.
+        hits = counter "lookup_hits_total",
+        /// Keys found for reading that are on a disk only.
+        disk_hits = counter "lookup_disk_hits_total",
+        /// Bytes of these objects.
+        disk_hit_bytes = counter "lookup_disk_hit_bytes_total",
+        /// Bytes of the objects found for reading.
+        hit_bytes = counter "lookup_hit_bytes_total",
+        /// Values whose puts were started, by size class.
+        sizes: Buckets<CLASSES> => BucketCounts<CLASSES>,
+    }
 }
 
 impl Traffic {
     /// Counts keys looked up for reading.
     pub(super) fn looked_up(&self, gets: usize, hits: usize, hit_bytes: u64) {
-        self.gets.fetch_add(gets as u64, Ordering::Relaxed);
+        self.gets.add(gets as u64);
         if hits > 0 {
-            self.hits.fetch_add(hits as u64, Ordering::Relaxed);
-            self.hit_bytes.fetch_add(hit_bytes, Ordering::Relaxed);
+            self.hits.add(hits as u64);
+            self.hit_bytes.add(hit_bytes);
         }
     }
 
     /// Counts those keys among them whose objects can be read from a disk only.
     pub(super) fn found_on_disk(&self, hits: u64, bytes: u64) {
         if hits > 0 {
-            self.disk_hits.fetch_add(hits, Ordering::Relaxed);
-            self.disk_hit_bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.disk_hits.add(hits);
+            self.disk_hit_bytes.add(bytes);
         }
     }
 
     /// Counts a value that space was allocated for.
     pub(super) fn put(&self, length: u64) {
-        let class = SIZE_BOUNDS.partition_point(|bound| *bound < length);
-        self.sizes[class].fetch_add(1, Ordering::Relaxed);
-        self.size_sum.fetch_add(length, Ordering::Relaxed);
-    }
-
-    pub(super) fn count(&self) -> TrafficCount {
-        let read = |value: &AtomicU64| value.load(Ordering::Relaxed);
-        TrafficCount {
-            gets: read(&self.gets),
-            hits: read(&self.hits),
-            hit_bytes: read(&self.hit_bytes),
-            disk_hits: read(&self.disk_hits),
-            disk_hit_bytes: read(&self.disk_hit_bytes),
-            sizes: std::array::from_fn(|class| read(&self.sizes[class])),
-            size_sum: read(&self.size_sum),
-        }
+        self.sizes.record(SIZE_BOUNDS.partition_point(|bound| *bound < length), length);
     }
 }
 
@@ -86,9 +68,9 @@ mod tests {
         for length in [1, 4096, 4097, 64 << 20, (64 << 20) + 1] {
             traffic.put(length);
         }
-        let count = traffic.count();
-        assert_eq!(count.sizes, [2, 1, 0, 0, 0, 0, 1, 1]);
-        assert_eq!(count.size_sum, 1 + 4096 + 4097 + (128 << 20) + 1);
+        let sizes = traffic.snapshot().sizes;
+        assert_eq!(sizes.counts, [2, 1, 0, 0, 0, 0, 1, 1]);
+        assert_eq!(sizes.sum, 1 + 4096 + 4097 + (128 << 20) + 1);
     }
 
     #[test]
@@ -96,7 +78,7 @@ mod tests {
         let traffic = Traffic::default();
         traffic.looked_up(3, 2, 10);
         traffic.looked_up(1, 0, 0);
-        let count = traffic.count();
+        let count = traffic.snapshot();
         assert_eq!((count.gets, count.hits, count.hit_bytes), (4, 2, 10));
     }
 }

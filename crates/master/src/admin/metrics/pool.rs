@@ -1,49 +1,62 @@
 //! The metrics of the pool: memory by segment and client, calls, reads, puts and evictions.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 
-use mooncake_base::exposition::Exposition;
+use mooncake_base::exposition::{Exposition, Metric};
 
 use crate::{
     admin::segments::SegmentRow,
     service::{
-        DiskSummary, SIZE_BOUNDS, Service,
+        DiskSummary, SIZE_BOUNDS, Service, TrafficCount,
         call_times::BOUNDS_US,
         op_metrics::{Op, OpCount},
     },
-    state::Totals,
+    state::{Counters, Totals},
 };
+
+const PREFIX: &str = "mooncake_master_";
 
 /// Adds the metrics.
 pub(super) fn add(out: &mut Exposition, service: &Service) {
     let totals = service.totals();
-    memory(out, &totals);
+    out.row(PREFIX, &MEMORY, &totals);
     segments(out, service);
-    disks(out, service, &totals);
+    disks(out, service);
+    out.row(PREFIX, Counters::DISKS, &totals.counters);
     calls(out, service);
     durations(out, service);
-    objects(out, service, &totals);
+    let traffic = service.traffic();
+    out.row(PREFIX, TrafficCount::LOOKUPS, &traffic);
+    out.row(PREFIX, Counters::EVICTIONS_AND_PUTS, &totals.counters);
+    let name = "mooncake_master_put_size_bytes";
+    out.head(name, "histogram", "Sizes of the values put.");
+    out.histogram(name, &[], traffic.sizes.with_bounds(&SIZE_BOUNDS), traffic.sizes.sum);
 }
 
-fn memory(out: &mut Exposition, t: &Totals) {
-    for (name, help, value) in [
-        ("capacity_bytes", "Memory that clients lend.", t.capacity),
-        ("used_bytes", "Memory in use.", t.used),
-        ("writing_bytes", "Memory of puts that have not ended.", t.writing),
-        ("fenced_bytes", "Freed bytes in quarantine until a fence ends.", t.fenced),
-        (
-            "awaiting_sync_bytes",
-            "Freed bytes that are reused once the log is on disk.",
-            t.awaiting_sync,
-        ),
-        ("objects", "Objects that can be read.", t.keys),
-        ("soft_pinned_objects", "Soft-pinned objects.", t.soft_pinned_keys),
-        ("clients", "Registered clients.", t.clients),
-        ("segments", "Mounted segments.", t.segments),
-    ] {
-        out.gauge(&format!("mooncake_master_{name}"), help, value);
-    }
-}
+static MEMORY: [Metric<Totals>; 9] = [
+    Metric::gauge("capacity_bytes", "Memory that clients lend.", |it| it.capacity),
+    Metric::gauge("used_bytes", "Memory in use.", |it| it.used),
+    Metric::gauge("writing_bytes", "Memory of puts that have not ended.", |it| it.writing),
+    Metric::gauge("fenced_bytes", "Freed bytes in quarantine until a fence ends.", |it| it.fenced),
+    Metric::gauge(
+        "awaiting_sync_bytes",
+        "Freed bytes that are reused once the log is on disk.",
+        |it| it.awaiting_sync,
+    ),
+    Metric::gauge("objects", "Objects that can be read.", |it| it.keys),
+    Metric::gauge("soft_pinned_objects", "Soft-pinned objects.", |it| it.soft_pinned_keys),
+    Metric::gauge("clients", "Registered clients.", |it| it.clients),
+    Metric::gauge("segments", "Mounted segments.", |it| it.segments),
+];
+
+/// The used and all bytes of a segment.
+static SEGMENT: [Metric<(u64, u64)>; 2] = [
+    Metric::gauge("segment_used_bytes", "Memory of the segment in use.", |(used, _)| *used),
+    Metric::gauge("segment_capacity_bytes", "Memory of the segment.", |(_, capacity)| *capacity),
+];
 
 /// Adds the use of memory by segment and client. Segments of one name and client are added up.
 fn segments(out: &mut Exposition, service: &Service) {
@@ -57,16 +70,10 @@ fn segments(out: &mut Exposition, service: &Service) {
         let sums = rows.entry((row.segment.name, client)).or_default();
         *sums = (sums.0 + row.used, sums.1 + row.segment.length);
     }
-    for (name, help, part) in [
-        ("mooncake_master_segment_used_bytes", "Memory of the segment in use.", 0),
-        ("mooncake_master_segment_capacity_bytes", "Memory of the segment.", 1),
-    ] {
-        out.head(name, "gauge", help);
-        for ((segment, client), sums) in &rows {
-            let value = if part == 0 { sums.0 } else { sums.1 };
-            out.sample(name, &[("segment", segment), ("client", client)], value);
-        }
-    }
+    let rows = rows.iter().map(|((segment, client), sums)| {
+        (vec![("segment", segment.as_str()), ("client", *client)], sums)
+    });
+    out.rows(PREFIX, &SEGMENT, &rows.collect::<Vec<_>>());
     let name = "mooncake_master_client_silence_seconds";
     out.head(name, "gauge", "Time since the last heartbeat of the client.");
     let mut silence: BTreeMap<&str, f64> = BTreeMap::new();
@@ -79,152 +86,64 @@ fn segments(out: &mut Exposition, service: &Service) {
     }
 }
 
+static DISK: [Metric<DiskSummary>; 5] = [
+    Metric::gauge("disk_capacity_bytes", "Bytes that the records of the disk may take.", |it| {
+        it.spec.capacity
+    }),
+    Metric::gauge("disk_used_bytes", "Bytes that the records of the disk take.", |it| it.used),
+    Metric::gauge("disk_objects", "Objects that have a copy on the disk.", |it| it.objects),
+    Metric::gauge("disk_waiting_objects", "Objects that wait to be written to the disk.", |it| {
+        it.waiting as u64
+    }),
+    Metric::gauge(
+        "disk_readable",
+        "1 if a client has the disk open, 0 if its objects are hidden.",
+        |it| it.is_readable.into(),
+    ),
+];
+
 /// Adds the use of the disks that clients keep.
-fn disks(out: &mut Exposition, service: &Service, totals: &Totals) {
-    type Part = fn(&DiskSummary) -> u64;
-    let parts: [(&str, &str, Part); 5] = [
-        ("disk_capacity_bytes", "Bytes that the records of the disk may take.", |it| {
-            it.spec.capacity
-        }),
-        ("disk_used_bytes", "Bytes that the records of the disk take.", |it| it.used),
-        ("disk_objects", "Objects that have a copy on the disk.", |it| it.objects),
-        ("disk_waiting_objects", "Objects that wait to be written to the disk.", |it| {
-            it.waiting as u64
-        }),
-        ("disk_readable", "1 if a client has the disk open, 0 if its objects are hidden.", |it| {
-            u64::from(it.is_readable)
-        }),
-    ];
+fn disks(out: &mut Exposition, service: &Service) {
     let disks = service.disks();
-    for (ending, help, part) in parts {
-        let name = format!("mooncake_master_{ending}");
-        out.head(&name, "gauge", help);
-        for disk in &disks {
-            let id = disk.spec.id.to_string();
-            out.sample(&name, &[("disk", &*id), ("client", &*disk.spec.name)], part(disk));
-        }
-    }
-    let c = &totals.counters;
-    for (name, help, value) in [
-        ("offloaded_objects_total", "Objects written to disks.", c.offloads_done),
-        ("offloaded_bytes_total", "Bytes of objects written to disks.", c.offloaded_bytes),
-        (
-            "refused_offloads_total",
-            "Objects that no disk took, since more than --offloading_queue_limit were waiting.",
-            c.offloads_refused,
-        ),
-        (
-            "failed_offloads_total",
-            "Objects that could not be written to a disk.",
-            c.offloads_failed,
-        ),
-        (
-            "evicted_without_disk_total",
-            "Objects that were evicted from a pool with disks and are on none.",
-            c.evicted_without_disk,
-        ),
-        (
-            "waits_for_disks_total",
-            "How often puts waited until disks had taken evicted objects over.",
-            c.waits_for_disks,
-        ),
-        (
-            "lost_disk_copies_total",
-            "Copies on disk that were dropped for others, or were damaged.",
-            c.disk_copies_lost,
-        ),
-        (
-            "adopted_records_total",
-            "Records of an earlier master that became objects (--adopt_disk_records).",
-            c.records_adopted,
-        ),
-    ] {
-        out.counter(&format!("mooncake_master_{name}"), help, value);
-    }
+    let ids: Vec<_> = disks.iter().map(|disk| disk.spec.id.to_string()).collect();
+    let rows = ids.iter().zip(&disks);
+    let rows = rows.map(|(id, it)| (vec![("disk", &**id), ("client", &*it.spec.name)], it));
+    out.rows(PREFIX, &DISK, &rows.collect::<Vec<_>>());
 }
 
+static CALLS: [Metric<OpCount>; 5] = [
+    Metric::counter("calls_total", "Calls.", OpCount::calls),
+    Metric::counter("call_items_total", "Items of calls, above all keys.", OpCount::all_items),
+    Metric::counter("call_misses_total", "Items that named a missing object.", |it| it.missed),
+    Metric::counter(
+        "call_kept_total",
+        "Items that left an object as it was, above all puts of keys that had one.",
+        |it| it.kept,
+    ),
+    Metric::counter(
+        "call_failures_total",
+        "Items that failed, without misses and kept.",
+        OpCount::failures,
+    ),
+];
+
 fn calls(out: &mut Exposition, service: &Service) {
-    type Part = fn(&OpCount) -> u64;
-    let parts: [(&str, &str, Part); 5] = [
-        ("calls_total", "Calls.", OpCount::calls),
-        ("call_items_total", "Items of calls, above all keys.", OpCount::all_items),
-        ("call_misses_total", "Items that named a missing object.", |count| count.missed),
-        (
-            "call_kept_total",
-            "Items that left an object as it was, above all puts of keys that had one.",
-            |count| count.kept,
-        ),
-        ("call_failures_total", "Items that failed, without misses and kept.", OpCount::failures),
-    ];
-    for (ending, help, part) in parts {
-        let name = format!("mooncake_master_{ending}");
-        out.head(&name, "counter", help);
-        for (op, call, _) in Op::all() {
-            out.sample(&name, &[("call", call)], part(&service.op_metrics().count(op)));
-        }
-    }
+    let counts = Op::all().map(|(op, call, _)| (call, service.op_metrics().count(op)));
+    let counts: Vec<_> = counts.collect();
+    let rows = counts.iter().map(|(call, count)| (vec![("call", *call)], count));
+    out.rows(PREFIX, &CALLS, &rows.collect::<Vec<_>>());
 }
 
 fn durations(out: &mut Exposition, service: &Service) {
     let name = "mooncake_master_call_duration_seconds";
     out.head(name, "histogram", "Duration of calls, without waits for the log and the network.");
-    for time in service.call_times().snapshot() {
-        let classes = time.classes.iter().enumerate();
-        let seconds = |class| BOUNDS_US.get(class).map(|micros| *micros as f64 / 1e6);
-        let classes = classes.map(|(class, calls)| (seconds(class), *calls));
-        out.histogram(name, &[("call", time.call)], classes, time.sum.as_secs_f64());
+    for (call, time) in service.call_times().snapshot() {
+        let seconds = |micros| micros as f64 / 1e6;
+        let classes = time.with_bounds(&BOUNDS_US);
+        let classes = classes.map(|(bound, calls)| (bound.map(seconds), calls));
+        let sum = Duration::from_nanos(time.sum).as_secs_f64();
+        out.histogram(name, &[("call", call)], classes, sum);
     }
-}
-
-fn objects(out: &mut Exposition, service: &Service, totals: &Totals) {
-    let (t, c) = (service.traffic(), &totals.counters);
-    for (name, help, value) in [
-        ("lookups_total", "Keys looked up in order to read them.", t.gets),
-        ("lookup_hits_total", "Keys looked up for reading and found.", t.hits),
-        ("lookup_disk_hits_total", "Keys found for reading that are on a disk only.", t.disk_hits),
-        ("lookup_disk_hit_bytes_total", "Bytes of these objects.", t.disk_hit_bytes),
-        ("lookup_hit_bytes_total", "Bytes of the objects found for reading.", t.hit_bytes),
-        ("eviction_runs_total", "Runs of eviction.", c.evictions_attempted),
-        ("successful_eviction_runs_total", "Runs that freed enough.", c.evictions_succeeded),
-        ("evicted_objects_total", "Objects evicted.", c.evicted_keys),
-        (
-            "expired_objects_total",
-            "Objects removed because their time to live was over.",
-            c.objects_expired,
-        ),
-        ("evicted_bytes_total", "Bytes evicted.", c.evicted_bytes),
-        ("puts_without_memory_total", "Puts refused for lack of memory.", c.puts_without_room),
-        (
-            "puts_over_count_total",
-            "Puts refused because of --max_objects_per_tenant or --max_unfinished_puts_per_client.",
-            c.puts_over_count,
-        ),
-        (
-            "puts_with_fewer_copies_total",
-            "Puts that got fewer copies than requested.",
-            c.puts_with_fewer_copies,
-        ),
-        ("displaced_puts_total", "Unfinished puts displaced by others.", c.puts_displaced),
-        (
-            "released_puts_total",
-            "Unfinished puts whose memory was released after their time-out.",
-            c.puts_released,
-        ),
-        ("expired_clients_total", "Clients that expired.", c.clients_expired),
-        (
-            "missed_offloads_total",
-            "Objects of clients that asked for SSD offload (enable_ssd_offload) that were evicted and are on \
-             no disk.",
-            c.offloads_missed,
-        ),
-    ] {
-        out.counter(&format!("mooncake_master_{name}"), help, value);
-    }
-    let name = "mooncake_master_put_size_bytes";
-    out.head(name, "histogram", "Sizes of the values put.");
-    let classes = t.sizes.iter().enumerate();
-    let classes = classes.map(|(class, values)| (SIZE_BOUNDS.get(class), *values));
-    out.histogram(name, &[], classes, t.size_sum);
 }
 
 #[cfg(test)]

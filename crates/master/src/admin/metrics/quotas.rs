@@ -1,60 +1,55 @@
-//! Metrics of tenants and quotas under upstream's names; none without multi-tenancy.
+//! Metrics of tenants and quotas under our and upstream's names; none without multi-tenancy.
 
-use mooncake_base::exposition::Exposition;
+use mooncake_base::exposition::{Exposition, Metric};
 
 use crate::{service::Service, state::TenantQuota};
 
-/// Reads the value of a metric from a tenant's quota.
-type Part = fn(&TenantQuota) -> u64;
-
-/// Gauges per tenant: suffix of the name, help text, and value.
-const GAUGES: [(&str, &str, Part); 6] = [
-    ("requested_bytes", "Bytes granted by the quota file.", |quota| quota.requested),
-    ("effective_bytes", "Bytes that may be used now.", |quota| quota.effective),
-    ("charged_bytes", "Bytes in use, including unfinished puts.", |quota| quota.charged),
-    ("admission_closed", "1: a put must evict first or is refused.", |quota| {
-        u64::from(quota.is_used_up())
+static TENANT: [Metric<TenantQuota>; 6] = [
+    Metric::gauge("requested_bytes", "Bytes granted by the quota file.", |it| it.requested),
+    Metric::gauge("quota_bytes", "Bytes that may be used now.", |it| it.effective),
+    Metric::gauge("used_bytes", "Bytes of memory in use, including unfinished puts.", |it| {
+        it.charged
     }),
-    ("over_quota", "1: more bytes are in use than the quota allows.", |quota| {
-        u64::from(quota.is_exceeded())
+    Metric::gauge("disk_bytes", "Bytes of copies on disk, which the quota does not limit.", |it| {
+        it.on_disk
     }),
-    ("explicit_policy", "1: the quota file lists the tenant.", |_| 1),
+    Metric::counter("refused_puts_total", "Puts refused for lack of quota.", |it| it.refused),
+    Metric::counter("evicted_bytes_total", "Bytes of a tenant evicted for its own puts.", |it| {
+        it.evicted_bytes
+    }),
 ];
 
 /// Adds the metrics.
 pub(super) fn add(out: &mut Exposition, service: &Service) {
-    if !service.is_multi_tenant() {
-        return;
-    }
-    let quotas = service.quotas();
-    let rows: [(&str, &str, &str, Part); 6] = [
-        ("requested_bytes", "gauge", "Bytes granted by the quota file.", |quota| quota.requested),
-        ("quota_bytes", "gauge", "Bytes that may be used now.", |quota| quota.effective),
-        ("used_bytes", "gauge", "Bytes of memory in use, including unfinished puts.", |quota| {
-            quota.charged
-        }),
-        (
-            "disk_bytes",
-            "gauge",
-            "Bytes of copies on disk, which the quota does not limit.",
-            |quota| quota.on_disk,
-        ),
-        ("refused_puts_total", "counter", "Puts refused for lack of quota.", |quota| quota.refused),
-        (
-            "evicted_bytes_total",
-            "counter",
-            "Bytes of a tenant evicted for its own puts.",
-            |quota| quota.evicted_bytes,
-        ),
-    ];
-    for (ending, kind, help, part) in rows {
-        let name = format!("mooncake_master_tenant_{ending}");
-        out.head(&name, kind, help);
-        for quota in &quotas {
-            out.sample(&name, &[("tenant", quota.tenant.as_str())], part(quota));
-        }
+    if service.is_multi_tenant() {
+        let quotas = service.quotas();
+        let rows = quotas.iter().map(|quota| (vec![("tenant", quota.tenant.as_str())], quota));
+        out.rows("mooncake_master_tenant_", &TENANT, &rows.collect::<Vec<_>>());
     }
 }
+
+/// The first two are also shown as a sum.
+static UPSTREAM: [Metric<TenantQuota>; 8] = [
+    Metric::gauge("quota_requested_bytes", "Bytes granted by the quota file.", |it| it.requested),
+    Metric::gauge("quota_effective_bytes", "Bytes that may be used now.", |it| it.effective),
+    Metric::gauge("quota_charged_bytes", "Bytes in use, including unfinished puts.", |it| {
+        it.charged
+    }),
+    Metric::gauge("quota_admission_closed", "1: a put must evict first or is refused.", |it| {
+        it.is_used_up().into()
+    }),
+    Metric::gauge("quota_over_quota", "1: more bytes are in use than the quota allows.", |it| {
+        it.is_exceeded().into()
+    }),
+    Metric::gauge("quota_explicit_policy", "1: the quota file lists the tenant.", |_| 1),
+    Metric::counter("quota_reject_total", "Puts refused for lack of quota.", |it: &TenantQuota| {
+        it.refused
+    })
+    .labelled("reason", "quota_exceeded"),
+    Metric::counter("evict_bytes_total", "Bytes of a tenant evicted for its own puts.", |it| {
+        it.evicted_bytes
+    }),
+];
 
 /// Adds the metrics under upstream's names.
 pub(super) fn add_upstream(out: &mut Exposition, service: &Service) {
@@ -62,32 +57,16 @@ pub(super) fn add_upstream(out: &mut Exposition, service: &Service) {
         return;
     }
     let quotas = service.quotas();
-    for (ending, help, part) in GAUGES {
-        let name = format!("mooncake_tenant_quota_{ending}");
-        out.head(&name, "gauge", help);
-        for quota in &quotas {
-            out.sample(&name, &[("tenant_id", quota.tenant.as_str())], part(quota));
-        }
-    }
-    let name = "mooncake_tenant_quota_reject_total";
-    out.head(name, "counter", "Puts refused for lack of quota.");
-    for quota in &quotas {
-        let labels = [("tenant_id", quota.tenant.as_str()), ("reason", "quota_exceeded")];
-        out.sample(name, &labels, quota.refused);
-    }
-    let name = "mooncake_tenant_evict_bytes_total";
-    out.head(name, "counter", "Bytes of a tenant evicted for its own puts.");
-    for quota in &quotas {
-        out.sample(name, &[("tenant_id", quota.tenant.as_str())], quota.evicted_bytes);
-    }
-    let sum = |part: Part| quotas.iter().map(|quota| u128::from(part(quota))).sum::<u128>();
+    let rows = quotas.iter().map(|quota| (vec![("tenant_id", quota.tenant.as_str())], quota));
+    out.rows("mooncake_tenant_", &UPSTREAM, &rows.collect::<Vec<_>>());
     out.gauge(
         "mooncake_tenant_quota_allocatable_capacity_bytes",
         "Bytes that all tenants share.",
         service.totals().capacity,
     );
-    for (ending, help, part) in &GAUGES[..2] {
-        let name = format!("mooncake_tenant_quota_{ending}_sum");
-        out.gauge(&name, &format!("{help} The sum over all tenants."), sum(*part));
+    for metric in &UPSTREAM[..2] {
+        let help = format!("{} The sum over all tenants.", metric.help);
+        let values = quotas.iter().map(|quota| u128::from(metric.entry(quota).1));
+        out.gauge(&format!("mooncake_tenant_{}_sum", metric.name), &help, values.sum::<u128>());
     }
 }

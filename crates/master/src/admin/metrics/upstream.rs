@@ -1,58 +1,169 @@
 //! Upstream's metric names, for dashboards that know them. An option switches them off.
 
-use mooncake_base::exposition::Exposition;
+use mooncake_base::exposition::{Exposition, Metric};
 use mooncake_proto::v1;
 
 use super::{promotion, quotas, unsupported};
 use crate::{
+    JournalStatus,
     service::{
         DiskSummary, SIZE_BOUNDS, Service, TrafficCount,
-        op_metrics::{Op, OpMetrics},
+        op_metrics::{Op, OpCount, OpMetrics},
     },
-    state::Totals,
+    state::{Counters, Totals},
 };
 
 /// Adds the metrics.
 pub(super) fn add(out: &mut Exposition, service: &Service) {
-    let totals = service.totals();
-    pool(out, &totals);
+    let (totals, traffic) = (service.totals(), service.traffic());
+    out.row("", &POOL, &totals);
     segments(out, service.segments());
     calls(out, service.op_metrics());
-    history(out, &totals);
+    out.row("", &EVENTS, &totals.counters);
     promotion::add_upstream(out, &totals);
-    traffic(out, &service.traffic());
-    disks(out, service);
-    snapshots(out, service);
+    out.row("", &LOOKUPS, &traffic);
+    sizes_of_values(out, &traffic);
+    out.row("", &DISKS, &service.disks());
+    out.row("", &DISK_HITS, &traffic);
+    out.row("", &SNAPSHOTS, &service.journal_status().unwrap_or_default());
     quotas::add_upstream(out, service);
     unsupported::add(out);
 }
 
-fn disks(out: &mut Exposition, service: &Service) {
-    let (disks, t) = (service.disks(), service.traffic());
-    let sum = |part: fn(&DiskSummary) -> u64| disks.iter().map(part).sum::<u64>();
-    out.gauge("master_allocated_file_size_bytes", "Bytes of records on disks.", sum(|it| it.used));
-    out.gauge(
-        "master_total_file_capacity_bytes",
-        "Bytes that records on disks may take.",
-        sum(|it| it.spec.capacity),
-    );
-    out.gauge("file_cache_nums_", "Objects that have a copy on a disk.", sum(|it| it.objects));
-    out.counter("file_cache_hit_nums_", "Reads of objects that are on a disk only.", t.disk_hits);
-    out.counter("file_cache_hit_bytes_total", "Bytes of these objects.", t.disk_hit_bytes);
-}
-
-fn pool(out: &mut Exposition, t: &Totals) {
-    out.gauge("master_allocated_bytes", "Allocated bytes of the pool.", t.used);
-    out.gauge("master_total_capacity_bytes", "Bytes of the pool.", t.capacity);
-    out.gauge("master_key_count", "Objects that can be read.", t.keys);
-    out.gauge("master_soft_pin_key_count", "Soft-pinned objects.", t.soft_pinned_keys);
-    out.gauge("master_active_clients", "Registered clients.", t.clients);
-    out.gauge("mem_cache_nums_", "Objects that can be read from memory.", t.keys);
-    out.gauge(
+static POOL: [Metric<Totals>; 7] = [
+    Metric::gauge("master_allocated_bytes", "Allocated bytes of the pool.", |it| it.used),
+    Metric::gauge("master_total_capacity_bytes", "Bytes of the pool.", |it| it.capacity),
+    Metric::gauge("master_key_count", "Objects that can be read.", |it| it.keys),
+    Metric::gauge("master_soft_pin_key_count", "Soft-pinned objects.", |it| it.soft_pinned_keys),
+    Metric::gauge("master_active_clients", "Registered clients.", |it| it.clients),
+    Metric::gauge("mem_cache_nums_", "Objects that can be read from memory.", |it| it.keys),
+    Metric::gauge(
         "master_put_start_discarded_staging_size",
         "Bytes of puts that have not ended.",
-        t.writing,
-    );
+        |it| it.writing,
+    ),
+];
+
+static EVENTS: [Metric<Counters>; 12] = [
+    Metric::counter("master_attempted_evictions_total", "Evictions attempted.", |it| {
+        it.evictions_attempted
+    }),
+    Metric::counter("master_attempted_evictions_mem", "Evictions attempted in memory.", |it| {
+        it.evictions_attempted
+    }),
+    Metric::counter(
+        "master_successful_evictions_total",
+        "Evictions that freed enough space.",
+        |it| it.evictions_succeeded,
+    ),
+    Metric::counter(
+        "master_successful_evictions_mem",
+        "Evictions in memory that freed enough space.",
+        |it| it.evictions_succeeded,
+    ),
+    Metric::counter("master_evicted_key_count", "Objects evicted.", |it| it.evicted_keys),
+    Metric::counter("master_evicted_key_count_mem", "Objects evicted from memory.", |it| {
+        it.evicted_keys
+    }),
+    Metric::counter("master_evicted_size_bytes", "Bytes evicted.", |it| it.evicted_bytes),
+    Metric::counter("master_evicted_size_bytes_mem", "Bytes evicted from memory.", |it| {
+        it.evicted_bytes
+    }),
+    Metric::counter(
+        "master_put_start_alloc_failures_total",
+        "Puts refused for lack of space.",
+        |it| it.puts_without_room,
+    ),
+    Metric::counter(
+        "master_put_start_partial_allocations_total",
+        "Puts that got fewer replicas than requested.",
+        |it| it.puts_with_fewer_copies,
+    ),
+    Metric::counter("master_put_start_discard_cnt", "Unfinished puts displaced.", |it| {
+        it.puts_displaced
+    }),
+    Metric::counter(
+        "master_put_start_release_cnt",
+        "Unfinished puts whose memory was released.",
+        |it| it.puts_released,
+    ),
+];
+
+static LOOKUPS: [Metric<TrafficCount>; 4] = [
+    Metric::counter("total_get_nums_", "Keys looked up in order to read them.", |it| it.gets),
+    Metric::counter("valid_get_nums_", "Keys looked up for reading and found.", |it| it.hits),
+    Metric::counter(
+        "mem_cache_hit_nums_",
+        "Keys looked up for reading and found in memory.",
+        |it| it.hits,
+    ),
+    Metric::counter("mem_cache_hit_bytes_total", "Bytes of the objects found in memory.", |it| {
+        it.hit_bytes
+    }),
+];
+
+static DISKS: [Metric<Vec<DiskSummary>>; 3] = [
+    Metric::gauge("master_allocated_file_size_bytes", "Bytes of records on disks.", |disks| {
+        disks.iter().map(|it| it.used).sum()
+    }),
+    Metric::gauge(
+        "master_total_file_capacity_bytes",
+        "Bytes that records on disks may take.",
+        |disks| disks.iter().map(|it| it.spec.capacity).sum(),
+    ),
+    Metric::gauge("file_cache_nums_", "Objects that have a copy on a disk.", |disks| {
+        disks.iter().map(|it| it.objects).sum()
+    }),
+];
+
+static DISK_HITS: [Metric<TrafficCount>; 2] = [
+    Metric::counter("file_cache_hit_nums_", "Reads of objects that are on a disk only.", |it| {
+        it.disk_hits
+    }),
+    Metric::counter("file_cache_hit_bytes_total", "Bytes of these objects.", |it| {
+        it.disk_hit_bytes
+    }),
+];
+
+static SNAPSHOTS: [Metric<JournalStatus>; 3] = [
+    Metric::counter("master_snapshot_success", "Snapshots taken.", |it| it.snapshots),
+    Metric::counter("master_snapshot_fail", "Failures of the log or of its snapshots.", |it| {
+        it.failures
+    }),
+    Metric::gauge("master_snapshot_duration_ms", "Duration of the last snapshot.", |it| {
+        it.snapshot_time.as_millis() as u64
+    }),
+];
+
+static CALLS: [Metric<OpCount>; 2] = [
+    Metric::counter("requests_total", "Calls with one item.", |it| it.single),
+    Metric::counter(
+        "failures_total",
+        "Failed calls with one item; a missing key counts as failed.",
+        |it| it.single_failed,
+    ),
+];
+
+static BATCHES: [Metric<OpCount>; 5] = [
+    Metric::counter("requests_total", "Calls with several items.", |it| it.batches),
+    Metric::counter("failures_total", "Calls of which every item failed.", |it| it.batches_failed),
+    Metric::counter("partial_successes_total", "Calls of which some items failed.", |it| {
+        it.batches_partial
+    }),
+    Metric::counter("items_total", "Items of calls with several.", |it| it.items),
+    Metric::counter("failed_items_total", "Failed items of calls with several.", |it| {
+        it.items_failed
+    }),
+];
+
+fn calls(out: &mut Exposition, calls: &OpMetrics) {
+    for (op, name, batch) in Op::all() {
+        let count = calls.count(op);
+        out.row(&format!("master_{name}_"), &CALLS, &count);
+        if let Some(batch) = batch {
+            out.row(&format!("master_batch_{batch}_"), &BATCHES, &count);
+        }
+    }
 }
 
 fn segments(out: &mut Exposition, summaries: Vec<v1::SegmentSummary>) {
@@ -79,98 +190,15 @@ fn segments(out: &mut Exposition, summaries: Vec<v1::SegmentSummary>) {
     }
 }
 
-fn calls(out: &mut Exposition, calls: &OpMetrics) {
-    for (op, name, batch) in Op::all() {
-        let count = calls.count(op);
-        for (ending, value, help) in [
-            ("requests", count.single, "Calls with one item"),
-            (
-                "failures",
-                count.single_failed,
-                "Failed calls with one item; a missing key counts as failed",
-            ),
-        ] {
-            out.counter(&format!("master_{name}_{ending}_total"), &format!("{help}."), value);
-        }
-        let Some(batch) = batch else { continue };
-        for (ending, value, help) in [
-            ("requests", count.batches, "Calls with several items"),
-            ("failures", count.batches_failed, "Calls of which every item failed"),
-            ("partial_successes", count.batches_partial, "Calls of which some items failed"),
-            ("items", count.items, "Items of calls with several"),
-            ("failed_items", count.items_failed, "Failed items of calls with several"),
-        ] {
-            let name = format!("master_batch_{batch}_{ending}_total");
-            out.counter(&name, &format!("{help}."), value);
-        }
-    }
-}
-
-fn history(out: &mut Exposition, totals: &Totals) {
-    let c = &totals.counters;
-    let rows: [(&str, &str, u64); 12] = [
-        ("master_attempted_evictions_total", "Evictions attempted.", c.evictions_attempted),
-        ("master_attempted_evictions_mem", "Evictions attempted in memory.", c.evictions_attempted),
-        (
-            "master_successful_evictions_total",
-            "Evictions that freed enough space.",
-            c.evictions_succeeded,
-        ),
-        (
-            "master_successful_evictions_mem",
-            "Evictions in memory that freed enough space.",
-            c.evictions_succeeded,
-        ),
-        ("master_evicted_key_count", "Objects evicted.", c.evicted_keys),
-        ("master_evicted_key_count_mem", "Objects evicted from memory.", c.evicted_keys),
-        ("master_evicted_size_bytes", "Bytes evicted.", c.evicted_bytes),
-        ("master_evicted_size_bytes_mem", "Bytes evicted from memory.", c.evicted_bytes),
-        (
-            "master_put_start_alloc_failures_total",
-            "Puts refused for lack of space.",
-            c.puts_without_room,
-        ),
-        (
-            "master_put_start_partial_allocations_total",
-            "Puts that got fewer replicas than requested.",
-            c.puts_with_fewer_copies,
-        ),
-        ("master_put_start_discard_cnt", "Unfinished puts displaced.", c.puts_displaced),
-        (
-            "master_put_start_release_cnt",
-            "Unfinished puts whose memory was released.",
-            c.puts_released,
-        ),
-    ];
-    for (name, help, value) in rows {
-        out.counter(name, help, value);
-    }
-}
-
-fn traffic(out: &mut Exposition, t: &TrafficCount) {
-    out.counter("total_get_nums_", "Keys looked up in order to read them.", t.gets);
-    out.counter("valid_get_nums_", "Keys looked up for reading and found.", t.hits);
-    out.counter("mem_cache_hit_nums_", "Keys looked up for reading and found in memory.", t.hits);
-    out.counter("mem_cache_hit_bytes_total", "Bytes of the objects found in memory.", t.hit_bytes);
+fn sizes_of_values(out: &mut Exposition, traffic: &TrafficCount) {
     let name = "master_value_size_bytes";
     out.head(name, "histogram", "Sizes of the values put.");
-    let classes = t.sizes.iter().enumerate();
-    let classes = classes.map(|(class, values)| (SIZE_BOUNDS.get(class), *values));
-    out.histogram(name, &[], classes, t.size_sum);
-}
-
-fn snapshots(out: &mut Exposition, service: &Service) {
-    let status = service.journal_status();
-    let (taken, failed) = status.as_ref().map_or((0, 0), |s| (s.snapshots, s.failures));
-    out.counter("master_snapshot_success", "Snapshots taken.", taken);
-    out.counter("master_snapshot_fail", "Failures of the log or of its snapshots.", failed);
-    let took = status.as_ref().map_or(0, |s| s.snapshot_time.as_millis());
-    out.gauge("master_snapshot_duration_ms", "Duration of the last snapshot.", took);
+    out.histogram(name, &[], traffic.sizes.with_bounds(&SIZE_BOUNDS), traffic.sizes.sum);
 }
 
 #[cfg(test)]
 mod tests {
-    use mooncake_base::SystemClock;
+    use mooncake_base::{SystemClock, histogram::BucketCounts};
 
     use super::*;
     use crate::state::Rules;
@@ -272,9 +300,9 @@ mod tests {
 
     #[test]
     fn size_histogram_is_cumulative() {
-        let sizes = [1, 0, 2, 0, 0, 0, 0, 1];
+        let sizes = BucketCounts { counts: [1, 0, 2, 0, 0, 0, 0, 1], sum: 9 };
         let mut out = Exposition::default();
-        traffic(&mut out, &TrafficCount { sizes, size_sum: 9, ..TrafficCount::default() });
+        sizes_of_values(&mut out, &TrafficCount { sizes, ..TrafficCount::default() });
         for line in [
             "master_value_size_bytes_bucket{le=\"4096\"} 1",
             "master_value_size_bytes_bucket{le=\"262144\"} 3",
