@@ -32,10 +32,17 @@ pub use self::{
     api::{disk_of, disk_progress, sweep_leases},
     calls::{
         answers::{Answers, Begun, CallItem},
-        disks::{DiskCalls, Offload, Offloaded, OwnDisk, RecordName},
+        disks::{
+            DiskCalls, Offload, Offloaded,
+            own_disk::{OwnDisk, RecordName},
+        },
         lease_sweep::LeaseSweep,
         put::{Put, PutCalls, PutProgress, PutRef, PutStep, Started, UnfinishedPut},
-        query::{Listing, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
+        query::{
+            Selector,
+            listing::{Listing, ObjectSummary, PAGE_MAX, Page},
+            removal::Removal,
+        },
         reclaim::Pending,
         task::{
             NewTask, TaskCalls, TaskEnd, TaskKind, TaskStatus, TaskView, Work,

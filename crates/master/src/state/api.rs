@@ -11,7 +11,7 @@ use crate::state::{
     calls::{
         lease_sweep::LeaseSweep,
         put::{UnfinishedPut, unfinished_put},
-        query::{Listing, Removal},
+        query::{listing::Listing, removal::Removal},
         task::{TaskView, drain::JobView},
         view::ObjectView,
     },

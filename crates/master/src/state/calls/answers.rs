@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use mooncake_base::ClientId;
 use rustc_hash::FxHashMap;
 
-use crate::state::ledger::effect::codec::{Reader, Writer};
+use crate::state::ledger::effect::{reader::Reader, writer::Writer};
 
 /// Limits on the answers that are kept.
 #[derive(Debug, Clone, Copy)]

@@ -5,7 +5,9 @@
 //! already contains makes no difference in the end. Leases, fences and the eviction order are not
 //! logged.
 
-pub(in crate::state) mod codec;
+mod codec;
+pub(in crate::state) mod reader;
+pub(in crate::state) mod writer;
 
 use std::time::Duration;
 

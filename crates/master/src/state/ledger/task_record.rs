@@ -7,7 +7,7 @@
 
 use mooncake_base::Moment;
 
-use crate::state::ledger::effect::codec::{Reader, Writer};
+use crate::state::ledger::effect::{reader::Reader, writer::Writer};
 
 /// The id of the record about all tasks.
 pub(in crate::state) const ALL: u128 = 0;

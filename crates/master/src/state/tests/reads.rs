@@ -1,7 +1,7 @@
 //! Leases, fences, removals, listings.
 
 use super::*;
-use crate::state::calls::query::PAGE_BYTES_MAX;
+use crate::state::calls::query::listing::PAGE_BYTES_MAX;
 
 #[test]
 fn lease_prevents_removal_until_it_ends() {

@@ -8,10 +8,7 @@ use crate::state::{
     calls::task::{TaskCalls, Tasks, drain::Jobs},
     catalog::object::Objects,
     ledger::{
-        effect::{
-            Effect,
-            codec::{Reader, Writer},
-        },
+        effect::{Effect, reader::Reader, writer::Writer},
         task_record::{ALL, RecordKind},
     },
 };

@@ -1,20 +1,9 @@
 //! The encoding of effects: a tag, then the fields. Integers are varints: groups of 7 bits, lowest
 //! first.
 
-use std::time::Duration;
+use mooncake_base::ClientId;
 
-use mooncake_base::{ClientId, Incarnation, SegmentId};
-use smallvec::SmallVec;
-
-use crate::state::{
-    ledger::effect::{DecodeError, Effect, LoggedCopy, LoggedPin, ObjectName, Value},
-    options::Terms,
-    pool::{
-        disks::DiskSpec,
-        segment::{SegmentNumber, SegmentSpec},
-    },
-    tags::Tags,
-};
+use crate::state::ledger::effect::{DecodeError, Effect, reader::Reader, writer::Writer};
 
 impl<'a> Effect<'a> {
     /// Appends the encoded effect.
@@ -100,19 +89,17 @@ impl<'a> Effect<'a> {
         let mut input = Reader::new(bytes);
         while input.at < bytes.len() {
             let at = input.at;
-            each(input.effect().ok_or(DecodeError { at })?);
+            each(Self::decode(&mut input).ok_or(DecodeError { at })?);
         }
         Ok(())
     }
-}
 
-impl Effect<'_> {
     /// Splits encoded effects into parts of at least `part_bytes` bytes and at most one effect more,
     /// but for the last.
-    pub(crate) fn split(bytes: &[u8], part_bytes: usize) -> Vec<&[u8]> {
+    pub(crate) fn split(bytes: &'a [u8], part_bytes: usize) -> Vec<&'a [u8]> {
         let (mut parts, mut start) = (Vec::new(), 0);
         let mut input = Reader::new(bytes);
-        while input.at < bytes.len() && input.effect().is_some() {
+        while input.at < bytes.len() && Self::decode(&mut input).is_some() {
             if input.at - start >= part_bytes {
                 parts.push(&bytes[start..input.at]);
                 start = input.at;
@@ -121,331 +108,96 @@ impl Effect<'_> {
         parts.extend(Some(&bytes[start..]).filter(|rest| !rest.is_empty()));
         parts
     }
-}
 
-/// Encodes fields.
-pub(in crate::state) struct Writer<'b>(pub(in crate::state) &'b mut Vec<u8>);
-
-impl Writer<'_> {
-    fn tag(&mut self, tag: u8) -> &mut Self {
-        self.byte(tag)
-    }
-
-    pub(in crate::state) fn byte(&mut self, byte: u8) -> &mut Self {
-        self.0.push(byte);
-        self
-    }
-
-    pub(in crate::state) fn bool(&mut self, value: bool) -> &mut Self {
-        self.byte(u8::from(value))
-    }
-
-    fn number(&mut self, number: u32) -> &mut Self {
-        self.int(u64::from(number))
-    }
-
-    pub(in crate::state) fn int(&mut self, mut value: u64) -> &mut Self {
-        while value >= 0x80 {
-            self.0.push(value as u8 | 0x80);
-            value >>= 7;
-        }
-        self.byte(value as u8)
-    }
-
-    pub(in crate::state) fn id(&mut self, bits: u128) -> &mut Self {
-        self.0.extend_from_slice(&bits.to_le_bytes());
-        self
-    }
-
-    pub(in crate::state) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
-        self.int(bytes.len() as u64);
-        self.0.extend_from_slice(bytes);
-        self
-    }
-
-    pub(in crate::state) fn text(&mut self, text: &str) -> &mut Self {
-        self.bytes(text.as_bytes())
-    }
-
-    /// Milliseconds are rounded up, so that a logged quarantine is never shortened.
-    pub(in crate::state) fn time(&mut self, time: Duration) -> &mut Self {
-        self.int(u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX))
-    }
-
-    fn maybe_time(&mut self, time: Option<Duration>) -> &mut Self {
-        self.bool(time.is_some());
-        match time {
-            Some(time) => self.time(time),
-            None => self,
-        }
-    }
-
-    /// Fixed width: all bits are random, so that a varint would be longer.
-    fn checksum(&mut self, checksum: Option<u64>) -> &mut Self {
-        self.bool(checksum.is_some());
-        if let Some(checksum) = checksum {
-            self.0.extend_from_slice(&checksum.to_le_bytes());
-        }
-        self
-    }
-
-    fn object(&mut self, object: &ObjectName<'_>) -> &mut Self {
-        self.text(object.tenant).bytes(object.key).int(object.version)
-    }
-
-    fn tags(&mut self, tags: &Tags) -> &mut Self {
-        self.int(tags.iter().len() as u64);
-        tags.iter().fold(self, |out, (name, value)| out.text(name).text(value))
-    }
-
-    fn copy(&mut self, copy: &LoggedCopy) -> &mut Self {
-        self.number(copy.segment.0).int(copy.offset).int(u64::from(copy.ordinal))
-    }
-
-    fn segment(&mut self, spec: &SegmentSpec) -> &mut Self {
-        self.id(spec.id.bits()).int(spec.incarnation.0).text(&spec.name).text(&spec.endpoint);
-        self.int(spec.base).int(spec.length).text(&spec.protocol)
-    }
-
-    fn disk(&mut self, spec: &DiskSpec) -> &mut Self {
-        self.id(spec.id.bits()).int(spec.incarnation.0).text(&spec.name).text(&spec.address);
-        self.int(spec.capacity)
-    }
-
-    fn value(&mut self, value: &Value<'_>) -> &mut Self {
-        self.text(value.tenant).bytes(value.key).int(value.length);
-        self.int(value.copies.len() as u64);
-        for copy in value.copies.iter() {
-            self.copy(copy);
-        }
-        self.byte(value.data_type).bool(value.is_hard_pinned).bytes(value.group);
-        match value.pin {
-            LoggedPin::Preserve => self.byte(0),
-            LoggedPin::None => self.byte(1),
-            LoggedPin::For(time) => self.byte(2).time(time),
-        }
-    }
-}
-
-/// Decodes fields; `None` at the first invalid one.
-pub(in crate::state) struct Reader<'a> {
-    bytes: &'a [u8],
-    at: usize,
-}
-
-impl<'a> Reader<'a> {
-    pub(in crate::state) fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, at: 0 }
-    }
-
-    fn effect(&mut self) -> Option<Effect<'a>> {
-        Some(match self.byte()? {
-            1 => Effect::Mounted {
-                number: self.number()?,
-                client: ClientId::from_bits(self.id()?),
-                spec: self.spec()?,
+    /// Decodes the next effect; `None` if its bytes are damaged or of a later version.
+    fn decode(input: &mut Reader<'a>) -> Option<Self> {
+        Some(match input.byte()? {
+            1 => Self::Mounted {
+                number: input.number()?,
+                client: ClientId::from_bits(input.id()?),
+                spec: input.spec()?,
             },
-            2 => Effect::SegmentStatus {
-                number: self.number()?,
-                status: self.byte()?,
-                grace: self.time()?,
+            2 => Self::SegmentStatus {
+                number: input.number()?,
+                status: input.byte()?,
+                grace: input.time()?,
             },
-            3 => Effect::SegmentDropped { number: self.number()? },
-            tag @ (4 | 18 | 19) => Effect::Started {
-                version: self.int()?,
-                client: ClientId::from_bits(self.id()?),
-                value: self.value()?,
-                is_replacing: self.bool()?,
-                request: if tag == 4 { 0 } else { self.int()? },
-                terms: if tag == 19 { Some(Box::new(self.terms()?)) } else { None },
+            3 => Self::SegmentDropped { number: input.number()? },
+            tag @ (4 | 18 | 19) => Self::Started {
+                version: input.int()?,
+                client: ClientId::from_bits(input.id()?),
+                value: input.value()?,
+                is_replacing: input.bool()?,
+                request: if tag == 4 { 0 } else { input.int()? },
+                terms: if tag == 19 { Some(Box::new(input.terms()?)) } else { None },
             },
-            5 => Effect::Published {
-                version: self.int()?,
-                failed: self.sized()?,
-                checksum: self.checksum()?,
-                pin: self.maybe_time()?,
+            5 => Self::Published {
+                version: input.int()?,
+                failed: input.sized()?,
+                checksum: input.checksum()?,
+                pin: input.maybe_time()?,
             },
-            6 => Effect::Displaced { version: self.int()? },
-            7 => Effect::WriteDropped { version: self.int()? },
-            8 => Effect::ObjectSnapshot {
-                version: self.int()?,
-                value: self.value()?,
-                checksum: self.checksum()?,
-                pin: self.maybe_time()?,
+            6 => Self::Displaced { version: input.int()? },
+            7 => Self::WriteDropped { version: input.int()? },
+            8 => Self::ObjectSnapshot {
+                version: input.int()?,
+                value: input.value()?,
+                checksum: input.checksum()?,
+                pin: input.maybe_time()?,
             },
-            9 => Effect::Dropped { object: self.object()? },
-            10 => Effect::ReplicaAdded { object: self.object()?, copy: self.copy()? },
-            11 => Effect::ReplicaDropped { object: self.object()?, ordinal: self.ordinal()? },
-            12 => Effect::Pinned { object: self.object()?, pin: self.maybe_time()? },
-            13 => Effect::Quarantined {
-                number: self.number()?,
-                offset: self.int()?,
-                length: self.int()?,
-                time: self.time()?,
+            9 => Self::Dropped { object: input.object()? },
+            10 => Self::ReplicaAdded { object: input.object()?, copy: input.copy()? },
+            11 => Self::ReplicaDropped { object: input.object()?, ordinal: input.ordinal()? },
+            12 => Self::Pinned { object: input.object()?, pin: input.maybe_time()? },
+            13 => Self::Quarantined {
+                number: input.number()?,
+                offset: input.int()?,
+                length: input.int()?,
+                time: input.time()?,
             },
-            14 => Effect::MaxGranted { fence: self.time()?, lease: self.time()? },
-            15 => Effect::NextIds { version: self.int()?, number: self.number()? },
+            14 => Self::MaxGranted { fence: input.time()?, lease: input.time()? },
+            15 => Self::NextIds { version: input.int()?, number: input.number()? },
             16 => {
-                let (id, is_some, record) = (self.id()?, self.bool()?, self.sized()?);
-                Effect::Task { id, record: is_some.then_some(record) }
+                let (id, is_some, record) = (input.id()?, input.bool()?, input.sized()?);
+                Self::Task { id, record: is_some.then_some(record) }
             }
             17 => {
-                let (tenant, is_some, bytes) = (self.text()?, self.bool()?, self.int()?);
-                Effect::Quota { tenant, bytes: is_some.then_some(bytes) }
+                let (tenant, is_some, bytes) = (input.text()?, input.bool()?, input.int()?);
+                Self::Quota { tenant, bytes: is_some.then_some(bytes) }
             }
-            21 => Effect::DiskMounted {
-                number: self.number()?,
-                client: ClientId::from_bits(self.id()?),
-                spec: self.disk_spec()?,
+            21 => Self::DiskMounted {
+                number: input.number()?,
+                client: ClientId::from_bits(input.id()?),
+                spec: input.disk_spec()?,
             },
-            20 => Effect::Annotated {
-                object: self.object()?,
-                expires: self.maybe_time()?,
-                tags: self.tags()?,
+            20 => Self::Annotated {
+                object: input.object()?,
+                expires: input.maybe_time()?,
+                tags: input.tags()?,
             },
             _ => return None,
         })
-    }
-
-    fn raw(&mut self, length: usize) -> Option<&'a [u8]> {
-        let bytes = self.bytes.get(self.at..self.at.checked_add(length)?)?;
-        self.at += length;
-        Some(bytes)
-    }
-
-    /// Returns whether all bytes have been read.
-    pub(in crate::state) fn is_at_end(&self) -> bool {
-        self.at == self.bytes.len()
-    }
-
-    pub(in crate::state) fn byte(&mut self) -> Option<u8> {
-        Some(self.raw(1)?[0])
-    }
-
-    fn ordinal(&mut self) -> Option<u32> {
-        u32::try_from(self.int()?).ok()
-    }
-
-    pub(in crate::state) fn bool(&mut self) -> Option<bool> {
-        match self.byte()? {
-            0 => Some(false),
-            1 => Some(true),
-            _ => None,
-        }
-    }
-
-    pub(in crate::state) fn int(&mut self) -> Option<u64> {
-        let mut value = 0;
-        for shift in (0..64).step_by(7) {
-            let byte = self.byte()?;
-            let bits = u64::from(byte & 0x7f);
-            if bits << shift >> shift != bits {
-                return None;
-            }
-            value |= bits << shift;
-            if byte & 0x80 == 0 {
-                return Some(value);
-            }
-        }
-        None
-    }
-
-    fn number(&mut self) -> Option<SegmentNumber> {
-        u32::try_from(self.int()?).ok().map(SegmentNumber)
-    }
-
-    pub(in crate::state) fn id(&mut self) -> Option<u128> {
-        Some(u128::from_le_bytes(self.raw(16)?.try_into().ok()?))
-    }
-
-    pub(in crate::state) fn sized(&mut self) -> Option<&'a [u8]> {
-        let length = usize::try_from(self.int()?).ok()?;
-        self.raw(length)
-    }
-
-    pub(in crate::state) fn text(&mut self) -> Option<&'a str> {
-        std::str::from_utf8(self.sized()?).ok()
-    }
-
-    pub(in crate::state) fn time(&mut self) -> Option<Duration> {
-        Some(Duration::from_millis(self.int()?))
-    }
-
-    fn maybe_time(&mut self) -> Option<Option<Duration>> {
-        if self.bool()? { self.time().map(Some) } else { Some(None) }
-    }
-
-    fn checksum(&mut self) -> Option<Option<u64>> {
-        if !self.bool()? {
-            return Some(None);
-        }
-        Some(Some(u64::from_le_bytes(self.raw(8)?.try_into().ok()?)))
-    }
-
-    fn object(&mut self) -> Option<ObjectName<'a>> {
-        Some(ObjectName { tenant: self.text()?, key: self.sized()?, version: self.int()? })
-    }
-
-    fn terms(&mut self) -> Option<Terms> {
-        let if_version = Some(self.int()?).filter(|&version| version != 0);
-        Some(Terms { if_version, ttl: self.maybe_time()?, tags: self.tags()? })
-    }
-
-    fn tags(&mut self) -> Option<Tags> {
-        let count = self.int()?;
-        let tags = (0..count).map(|_| Some((self.text()?, self.text()?)));
-        Tags::new(tags.collect::<Option<Vec<_>>>()?).ok()
-    }
-
-    fn copy(&mut self) -> Option<LoggedCopy> {
-        Some(LoggedCopy { segment: self.number()?, offset: self.int()?, ordinal: self.ordinal()? })
-    }
-
-    fn spec(&mut self) -> Option<SegmentSpec> {
-        Some(SegmentSpec {
-            id: SegmentId::from_bits(self.id()?),
-            incarnation: Incarnation(self.int()?),
-            name: self.text()?.to_owned(),
-            endpoint: self.text()?.to_owned(),
-            base: self.int()?,
-            length: self.int()?,
-            protocol: self.text()?.to_owned(),
-        })
-    }
-
-    fn disk_spec(&mut self) -> Option<DiskSpec> {
-        Some(DiskSpec {
-            id: SegmentId::from_bits(self.id()?),
-            incarnation: Incarnation(self.int()?),
-            name: self.text()?.to_owned(),
-            address: self.text()?.to_owned(),
-            capacity: self.int()?,
-        })
-    }
-
-    fn value(&mut self) -> Option<Value<'a>> {
-        let (tenant, key, length) = (self.text()?, self.sized()?, self.int()?);
-        let count = self.int()?;
-        // A damaged count must not allocate more memory than the bytes could fill. A collected
-        // iterator of options has no lower size hint.
-        let copies =
-            (0..count).map(|_| self.copy()).collect::<Option<SmallVec<[LoggedCopy; 1]>>>()?;
-        let (data_type, is_hard_pinned, group) = (self.byte()?, self.bool()?, self.sized()?);
-        let pin = match self.byte()? {
-            0 => LoggedPin::Preserve,
-            1 => LoggedPin::None,
-            2 => LoggedPin::For(self.time()?),
-            _ => return None,
-        };
-        Some(Value { tenant, key, length, copies, data_type, is_hard_pinned, group, pin })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use mooncake_base::{Incarnation, SegmentId};
     use proptest::prelude::*;
+    use smallvec::SmallVec;
 
     use super::*;
+    use crate::state::{
+        ledger::effect::{LoggedCopy, LoggedPin, ObjectName, Value},
+        options::Terms,
+        pool::{
+            disks::DiskSpec,
+            segment::{SegmentNumber, SegmentSpec},
+        },
+        tags::Tags,
+    };
 
     fn disk() -> DiskSpec {
         DiskSpec {

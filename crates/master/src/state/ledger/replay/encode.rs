@@ -4,7 +4,7 @@ use crate::state::{
     catalog::object::Flags,
     ids::{ObjectSlot, Slot},
     ledger::{
-        effect::{Effect, LoggedPin, ObjectName, Value, codec::Writer},
+        effect::{Effect, LoggedPin, ObjectName, Value, writer::Writer},
         replay::{Image, LoggedAnnotation, LoggedCopies, LoggedWrite, QuarantinedRange},
         task_record::ALL,
     },

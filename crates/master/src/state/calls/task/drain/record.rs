@@ -13,10 +13,7 @@ use crate::state::{
     },
     ids::SegmentSlot,
     ledger::{
-        effect::{
-            Effect,
-            codec::{Reader, Writer},
-        },
+        effect::{Effect, reader::Reader, writer::Writer},
         task_record::{RecordKind, read_moment, read_texts, write_moment, write_texts},
     },
     pool::segment::{SegmentSet, SegmentStatus},
