@@ -18,14 +18,14 @@ use crate::{
         wrong_length,
     },
     contributions::Contributions,
-    inbox::{GroupState, Outgoing, Part},
+    inbox::{GroupState, messages::Outgoing, part::Part},
     link::{Link, SendProgress},
     message::Member,
     own_rank::OwnRank,
     peer_memory::{LENT_BYTES_MIN, Loan},
     progress::View,
     rank_frame::{Header, Kind, slot_number},
-    staging::{Contribution, STAGED_BYTES_MIN, StagedBuffer},
+    staging::{STAGED_BYTES_MIN, StagedBuffer, peer_buffers::Contribution},
 };
 
 /// Bytes of lent memory that are read at once for a reduction; they fit a cache.

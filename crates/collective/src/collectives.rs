@@ -14,7 +14,7 @@ use crate::{
     operation_kind::OperationKind,
     peer_memory::Loan,
     reduce::{Dtype, Reduction, divide, reduce_into},
-    staging::{Contribution, StagedBuffer},
+    staging::{StagedBuffer, peer_buffers::Contribution},
 };
 
 /// The step by which a member says that it has its data, or why it has not.

@@ -14,7 +14,7 @@ use mooncake_os::spin_wait::{ANSWER_SPIN_TIME, SpinWait};
 
 use crate::{
     completion::{Completion, Driver, RECHECK},
-    inbox::{Inbox, Outgoing},
+    inbox::{Inbox, messages::Outgoing},
     mesh::{
         Mesh,
         waiting::{Attention, Polling},

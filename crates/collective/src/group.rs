@@ -14,7 +14,7 @@ use crate::{
     memory::{HostRange, Mirror},
     mesh::group_id,
     message::{Answer, Request},
-    messages::Messenger,
+    messenger::Messenger,
     metrics::Counters,
     operation_queue::{OperationQueue, closed},
     operation_runner::OperationRunner,

@@ -1,7 +1,9 @@
 //! The state of one group in one process: its view, how far it is, and what has arrived for it.
 
+pub(crate) mod messages;
+pub(crate) mod part;
+
 use std::{
-    collections::VecDeque,
     future::{Future, poll_fn},
     sync::Arc,
     task::{Poll, Waker},
@@ -14,72 +16,24 @@ use mooncake_base::{
 };
 use rustc_hash::FxHashMap;
 
+use self::{
+    messages::{Arrived, Messages, Outgoing},
+    part::{Part, PartKey},
+};
 use crate::{
     call::Call,
     collectives::{ANNOUNCED, DONE},
     completion::Completion,
     link::{Link, SendProgress},
-    memory::{HostRange, Mirror},
+    memory::Mirror,
     message::{Commit, Member},
     outcome::Outcome,
-    peer_memory::{Loan, LoanToken},
     progress::Progress,
     rank_frame::{Header, Kind, slot_number},
 };
 
 /// How long a change of the view may take before a rank that cannot be reached is named.
 const CHANGE_LIMIT: Duration = Duration::from_secs(2);
-
-/// A part of a collective: attempt, sequence, step, source.
-pub(crate) type PartKey = (u32, u64, u32, u32);
-
-/// What a member sent.
-#[derive(Debug)]
-pub(crate) enum Part {
-    Bytes(Vec<u8>),
-    /// Memory of another process of this host.
-    Lent {
-        process: u32,
-        loan: Loan,
-    },
-    /// Memory of a process of another host, which is read through a fabric.
-    Remote {
-        address: u64,
-        length: u64,
-    },
-    /// Bytes that wait at their sender until they are requested.
-    Offered(u64),
-}
-
-impl Part {
-    /// Returns what a frame of a link to `process` brings; `None` if its payload does not fit its kind.
-    fn decode(kind: Kind, payload: Vec<u8>, process: Option<u32>) -> Option<Self> {
-        match kind {
-            Kind::CollectiveLoan | Kind::MessageLoan => {
-                Some(Self::Lent { process: process?, loan: Loan::decode(&payload)? })
-            }
-            Kind::Offer => {
-                payload.as_slice().try_into().ok().map(u64::from_le_bytes).map(Self::Offered)
-            }
-            Kind::CollectiveFetch => match payload.as_chunks() {
-                ([address, length], []) => Some(Self::Remote {
-                    address: u64::from_le_bytes(*address),
-                    length: u64::from_le_bytes(*length),
-                }),
-                _ => None,
-            },
-            _ => Some(Self::Bytes(payload)),
-        }
-    }
-
-    pub(crate) fn length(&self) -> u64 {
-        match self {
-            Self::Bytes(bytes) => bytes.len() as u64,
-            Self::Lent { loan, .. } => loan.length,
-            Self::Remote { length, .. } | Self::Offered(length) => *length,
-        }
-    }
-}
 
 /// The state of a group, and the conditions that it has changed.
 #[derive(Debug, Default)]
@@ -124,82 +78,6 @@ pub(crate) struct RunningCall {
     sequence: u64,
     call: Call,
     pub(crate) other: Option<(usize, Call)>,
-}
-
-/// Messages of `send` and `recv`.
-#[derive(Debug, Default)]
-pub(crate) struct Messages {
-    pub(crate) receives: Vec<Receive>,
-    pub(crate) arrived: VecDeque<Arrived>,
-    pub(crate) sent: FxHashMap<u64, Sent>,
-    /// Memory that messages take at each receiver.
-    pub(crate) buffered: FxHashMap<usize, usize>,
-    /// Receives whose bytes were requested, by source and number of the message.
-    pub(crate) requested: FxHashMap<(usize, u64), Receive>,
-    pub(crate) next_id: u64,
-    /// What the group's thread for messages has to write.
-    pub(crate) outgoing: VecDeque<Outgoing>,
-    /// Whether a message is on its way to a socket: a later one must not overtake it.
-    pub(crate) is_writing: bool,
-}
-
-/// A message that its receiver has not taken yet.
-#[derive(Debug)]
-pub(crate) struct Sent {
-    pub(crate) to: usize,
-    pub(crate) completion: Completion,
-    pub(crate) range: HostRange,
-    /// Memory of the receiver that the message takes.
-    pub(crate) buffered: usize,
-    /// Ends the loan of its memory.
-    pub(crate) loan_token: Box<LoanToken>,
-}
-
-#[derive(Debug)]
-pub(crate) struct Receive {
-    pub(crate) source: Option<usize>,
-    pub(crate) tag: u32,
-    pub(crate) range: HostRange,
-    pub(crate) completion: Completion,
-}
-
-#[derive(Debug)]
-pub(crate) struct Arrived {
-    pub(crate) source: usize,
-    tag: u32,
-    pub(crate) id: u64,
-    pub(crate) payload: Part,
-}
-
-#[derive(Debug)]
-pub(crate) enum Outgoing {
-    Message {
-        to: usize,
-        tag: u32,
-        id: u64,
-        range: HostRange,
-    },
-    /// A message that its receiver has requested.
-    Requested {
-        to: usize,
-        id: u64,
-        range: HostRange,
-    },
-    Request {
-        to: usize,
-        id: u64,
-    },
-    Taken {
-        to: usize,
-        id: u64,
-    },
-    /// Read a message from the memory of its sender.
-    Fetch {
-        receive: Receive,
-        arrived: Arrived,
-    },
-    /// The rest of a frame that was sent in part.
-    Rest(Arc<Link>),
 }
 
 /// Operations that ended, to be announced after the lock is released.
@@ -267,7 +145,8 @@ impl Inbox {
             }
             Kind::Message | Kind::MessageLoan | Kind::Offer => {
                 let (tag, id) = (header.step, header.sequence);
-                taken = state.add_arrived(Arrived { source, tag, id, payload }, &mut ended);
+                taken =
+                    state.messages.add_arrived(Arrived { source, tag, id, payload }, &mut ended);
             }
             Kind::Request => {
                 let (to, id) = (source, header.sequence);
@@ -277,7 +156,8 @@ impl Inbox {
                 }
             }
             Kind::Requested => {
-                taken = state.take_requested(source, header.sequence, &payload, &mut ended);
+                let id = header.sequence;
+                taken = state.messages.take_requested(source, id, &payload, &mut ended);
             }
             Kind::Wake => return nothing,
             Kind::Taken => {
@@ -361,7 +241,8 @@ impl Inbox {
         if let Some(mirror) = &state.mirror {
             mirror.show(&commit.active);
         }
-        state.fail_messages(&mut ended);
+        let GroupState { progress, messages, .. } = &mut *state;
+        messages.fail_lost(progress, &mut ended);
         self.announce_change(state);
         announce(ended);
         left
@@ -398,30 +279,12 @@ impl Inbox {
         if state.closed.is_none() {
             state.closed = Some(error.clone());
         }
-        let failed = || Outcome { error: Some(error.clone()), ..Outcome::default() };
-        let messages = std::mem::take(&mut state.messages);
-        ended.extend(messages.receives.into_iter().map(|it| (it.completion, failed())));
-        ended.extend(messages.requested.into_values().map(|it| (it.completion, failed())));
-        for sent in messages.sent.into_values() {
-            sent.loan_token.end();
-            ended.push((sent.completion, failed()));
-        }
-        for outgoing in messages.outgoing {
-            if let Outgoing::Fetch { receive, .. } = outgoing {
-                ended.push((receive.completion, failed()));
-            }
-        }
+        std::mem::take(&mut state.messages).fail_all(error, &mut ended);
         state.mirror = None;
         state.parts.clear();
         self.announce_change(state);
         self.outgoing.notify_all();
         announce(ended);
-    }
-}
-
-impl Receive {
-    fn fits(&self, arrived: &Arrived) -> bool {
-        arrived.tag == self.tag && self.source.is_none_or(|source| source == arrived.source)
     }
 }
 
@@ -450,140 +313,6 @@ impl GroupState {
             running.other.get_or_insert((header.source as usize, header.call));
         }
         Some(is_same)
-    }
-
-    /// Takes in a receive: it gets the first message that fits, or waits. Returns the sender and the
-    /// number of a message that was taken.
-    pub(crate) fn add_receive(
-        &mut self,
-        receive: Receive,
-        ended: &mut Ended,
-    ) -> Option<(usize, u64)> {
-        let found = self.messages.arrived.iter().position(|arrived| receive.fits(arrived));
-        let Some(arrived) = found.and_then(|index| self.messages.arrived.remove(index)) else {
-            self.messages.receives.push(receive);
-            return None;
-        };
-        let source = arrived.source;
-        self.hand_over(receive, arrived, ended).map(|id| (source, id))
-    }
-
-    /// Takes in a message: the first receive that fits gets it, or it waits. Returns the number of a
-    /// message that was taken.
-    fn add_arrived(&mut self, arrived: Arrived, ended: &mut Ended) -> Option<u64> {
-        match self.messages.receives.iter().position(|receive| receive.fits(&arrived)) {
-            Some(index) => {
-                let receive = self.messages.receives.remove(index);
-                self.hand_over(receive, arrived, ended)
-            }
-            None => {
-                self.messages.arrived.push_back(arrived);
-                None
-            }
-        }
-    }
-
-    /// Hands a message to a receive, and returns its number; or begins to bring its bytes here.
-    fn hand_over(&mut self, receive: Receive, arrived: Arrived, ended: &mut Ended) -> Option<u64> {
-        let (to, id) = (arrived.source, arrived.id);
-        let length = arrived.payload.length();
-        let mut outcome = Outcome { source: Some(to), ..Outcome::default() };
-        match &arrived.payload {
-            _ if length != receive.range.length() as u64 => {
-                outcome.error = Some(
-                    Error::invalid("the message has another length than the tensor")
-                        .with("message_bytes", length)
-                        .with("tensor_bytes", receive.range.length()),
-                );
-            }
-            Part::Bytes(bytes) => receive.range.write(bytes),
-            Part::Remote { .. } => {
-                outcome.error = Some(Error::invalid("only collective operations read other hosts"));
-            }
-            Part::Lent { .. } => {
-                self.messages.outgoing.push_back(Outgoing::Fetch { receive, arrived });
-                return None;
-            }
-            Part::Offered(_) => {
-                self.messages.outgoing.push_back(Outgoing::Request { to, id });
-                self.messages.requested.insert((to, id), receive);
-                return None;
-            }
-        }
-        ended.push((receive.completion, outcome));
-        Some(id)
-    }
-
-    /// Returns how many bytes of messages wait here for a receive.
-    pub(crate) fn buffered_bytes(&self) -> u64 {
-        let buffered = self.messages.arrived.iter().map(|arrived| match &arrived.payload {
-            Part::Bytes(bytes) => bytes.len() as u64,
-            Part::Lent { .. } | Part::Remote { .. } | Part::Offered(_) => 0,
-        });
-        buffered.sum()
-    }
-
-    /// Hands the bytes of a message to the receive that requested them, and returns its number.
-    fn take_requested(
-        &mut self,
-        source: usize,
-        id: u64,
-        payload: &Part,
-        ended: &mut Ended,
-    ) -> Option<u64> {
-        let Part::Bytes(bytes) = payload else { return None };
-        let receive = self.messages.requested.remove(&(source, id))?;
-        receive.range.write(bytes);
-        ended.push((receive.completion, Outcome { source: Some(source), ..Outcome::default() }));
-        Some(id)
-    }
-
-    /// Ends sends to, and receives from, slots that are not in the view.
-    fn fail_messages(&mut self, ended: &mut Ended) {
-        let Progress { view, slot, .. } = &self.progress;
-        let slot = *slot;
-        let messages = &mut self.messages;
-        messages.arrived.retain(|arrived| view.is_member(arrived.source));
-        let lost = |slot: usize| Outcome { failed_slots: vec![slot], ..Outcome::default() };
-        messages.outgoing.retain(|outgoing| match outgoing {
-            Outgoing::Message { to, .. }
-            | Outgoing::Requested { to, .. }
-            | Outgoing::Request { to, .. }
-            | Outgoing::Taken { to, .. } => view.is_member(*to),
-            // Other groups may send on the same connection.
-            Outgoing::Rest(_) => true,
-            Outgoing::Fetch { receive, arrived } => {
-                let is_member = view.is_member(arrived.source);
-                if !is_member {
-                    ended.push((receive.completion.clone(), lost(arrived.source)));
-                }
-                is_member
-            }
-        });
-        let others = view.members.iter().any(|member| member.slot != slot);
-        messages.receives.retain(|receive| {
-            let is_lost = receive.source.map_or(!others, |source| !view.is_member(source));
-            if is_lost {
-                ended.push((receive.completion.clone(), lost(receive.source.unwrap_or(slot))));
-            }
-            !is_lost
-        });
-        messages.buffered.retain(|to, _| view.is_member(*to));
-        messages.requested.retain(|(source, _), receive| {
-            let is_member = view.is_member(*source);
-            if !is_member {
-                ended.push((receive.completion.clone(), lost(*source)));
-            }
-            is_member
-        });
-        messages.sent.retain(|_, sent| {
-            let is_member = view.is_member(sent.to);
-            if !is_member {
-                sent.loan_token.end();
-                ended.push((sent.completion.clone(), lost(sent.to)));
-            }
-            is_member
-        });
     }
 }
 

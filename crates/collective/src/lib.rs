@@ -10,7 +10,7 @@
 //!
 //! | Layer | File | Content |
 //! |---|---|---|
-//! | rules, without I/O | [`membership`], [`heartbeats`] | the coordinator's: views of groups; ranks that are silent |
+//! | rules, without I/O | [`membership`], [`heartbeats`] | the coordinator's: views of groups, one by one in `membership/group_members.rs`; ranks that are silent |
 //! | | [`progress`] | a member's: its view, its operation, and what a change of the view makes of it |
 //! | | [`message`], [`rank_frame`], [`call`], [`operation_kind`] | what goes between coordinator and ranks, and between ranks; what a rank has called |
 //! | memory | [`memory`], [`reduce`], [`buffers`] | ranges of callers; reductions; buffers that are used again |
@@ -19,13 +19,13 @@
 //! | ends of operations | [`outcome`], [`metrics`], [`thread_waker`], [`completion`] | the result; counters; a thread that waits; the end that threads wait for, and the trait of what brings it |
 //! | operations | [`collectives`] | who sends what to whom |
 //! | connections | [`auth`], [`link`] | the proof of the token; one connection |
-//! | | [`inbox`] | the state of one group, and what has arrived for it |
+//! | | [`inbox`] | the state of one group, and what has arrived for it; messages in `inbox/messages.rs` |
 //! | | [`mesh`] | all connections, and the threads that wait for frames |
 //! | processes | [`coordinator`], [`agent`] | the coordinator, and the link to it |
 //! | parts of a group | [`own_rank`] | what all parts need: slot, state, connections, counters |
 //! | | [`frame_wait`], [`operation_queue`] | how a thread waits for frames; who carries out operations, in which order |
 //! | | [`contributions`], [`attempt`], [`operation_runner`] | memory that peers read; one attempt of an operation; attempts until one is whole |
-//! | | [`messages`] | sends and receives |
+//! | | [`messenger`] | sends and receives |
 //! | entry points | [`group`], [`context`] | a group; the process |
 #![warn(missing_docs)]
 
@@ -49,7 +49,7 @@ mod membership;
 mod memory;
 mod mesh;
 mod message;
-mod messages;
+mod messenger;
 mod metrics;
 mod operation_kind;
 mod operation_queue;

@@ -13,7 +13,7 @@ use crate::{
     rank_frame::{Frame, HEADER_BYTES, Header},
     ring::{Rings, Wake, Written},
     shared_futex::SharedFutex,
-    staging::PeerBuffers,
+    staging::peer_buffers::PeerBuffers,
 };
 
 /// A connection to another rank.

@@ -38,7 +38,7 @@ use crate::{
     rank_frame::{Frame, Kind, read_frame},
     ring::{Rings, Wake},
     shared_futex::SharedFutex,
-    staging::{PeerBuffers, StagingMemory},
+    staging::{StagingMemory, peer_buffers::PeerBuffers},
 };
 
 /// Most groups of which frames are held before the group is made here.
@@ -547,7 +547,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        inbox::Part,
+        inbox::part::Part,
         link::SendProgress,
         link::tests::{connected, header, link_of},
         ring::{Rings, Wake, Written},

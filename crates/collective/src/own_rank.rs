@@ -63,7 +63,7 @@ impl OwnRank {
     }
 
     pub(crate) fn counters(&self) -> Counters {
-        let bytes_buffered = self.inbox.state.lock().buffered_bytes();
+        let bytes_buffered = self.inbox.state.lock().messages.buffered_bytes();
         Counters { bytes_buffered, ..self.metrics.snapshot() }
     }
 

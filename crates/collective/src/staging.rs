@@ -13,6 +13,8 @@
 //! may still write from it.
 #![allow(unsafe_code, reason = "memory that other processes map")]
 
+pub(crate) mod peer_buffers;
+
 use std::{
     io, slice,
     sync::{
@@ -23,11 +25,7 @@ use std::{
 
 use mooncake_base::{Error, Result, sync::Mutex, token::nonce};
 
-use crate::{
-    fabric::Fabric,
-    memory::{HostRange, copy_large},
-    shared_memory::{SharedMemory, Use},
-};
+use crate::{fabric::Fabric, memory::copy_large, shared_memory::SharedMemory};
 
 /// From this size on, a contribution is staged: the result is written by one copy less.
 pub(crate) const STAGED_BYTES_MIN: usize = 256 << 10;
@@ -45,7 +43,7 @@ pub(crate) struct StagedPlace {
     pub(crate) buffer: u64,
     /// The descriptor of the buffer in the process that made it.
     pub(crate) descriptor: u64,
-    /// StagingBuffers with smaller numbers do not exist any more.
+    /// Buffers with smaller numbers do not exist any more.
     pub(crate) oldest: u64,
 }
 
@@ -241,64 +239,14 @@ impl Drop for StagedBuffer {
     }
 }
 
-/// StagingBuffers of one peer that this process has mapped.
-#[derive(Debug, Default)]
-pub(crate) struct PeerBuffers(Mutex<Vec<Arc<Numbered>>>);
-
-/// A contribution of a peer, mapped here.
-#[derive(Debug)]
-pub(crate) struct Contribution {
-    buffer: Arc<Numbered>,
-    length: usize,
-}
-
-impl PeerBuffers {
-    /// Finds a contribution of `length` bytes of a process, whose buffer stays mapped until the peer
-    /// has given it up.
-    pub(crate) fn find(
-        &self,
-        process: u32,
-        place: StagedPlace,
-        length: usize,
-    ) -> io::Result<Contribution> {
-        let mut mapped = self.0.lock();
-        mapped.retain(|it| it.number >= place.oldest);
-        let known = mapped.iter().find(|it| it.number == place.buffer).map(Arc::clone);
-        let buffer = match known {
-            Some(known) => known,
-            None => {
-                let found = Arc::new(open(process, place)?);
-                mapped.push(Arc::clone(&found));
-                found
-            }
-        };
-        if length > buffer.memory.length() - HEAD_BYTES {
-            return Err(io::Error::other("the peer's buffer is too short"));
-        }
-        Ok(Contribution { buffer, length })
-    }
-}
-
-fn open(process: u32, place: StagedPlace) -> io::Result<Numbered> {
-    let descriptor = i32::try_from(place.descriptor).map_err(io::Error::other)?;
-    let memory = SharedMemory::open(process, descriptor, Use::Read)?;
-    if memory.length() < HEAD_BYTES || head_of(&memory).load(Ordering::SeqCst) != place.buffer {
-        return Err(io::Error::other("the peer's descriptor is of another file"));
-    }
-    Ok(Numbered { number: place.buffer, memory, fabric: None })
-}
-
-impl Contribution {
-    /// Writes the contribution to memory of the caller.
-    pub(crate) fn write_to(&self, target: HostRange) {
-        target.write_from(self.buffer.start(), self.length);
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test panics where a step fails")]
 mod tests {
-    use super::*;
+    use super::{
+        peer_buffers::{Contribution, PeerBuffers},
+        *,
+    };
+    use crate::memory::HostRange;
 
     fn put(stage: &Arc<StagingMemory>, length: usize, value: u8) -> (StagedBuffer, StagedPlace) {
         let staged = stage.put(&vec![value; length]).unwrap();

@@ -12,7 +12,10 @@ use std::{
 use rustc_hash::{FxBuildHasher, FxHasher};
 
 use super::*;
-use crate::progress::{Progress, RunningState, View};
+use crate::{
+    message::Member,
+    progress::{Progress, RunningState, View},
+};
 
 const RANKS: u32 = 3;
 const GROUP: &str = "g";

@@ -10,7 +10,10 @@ use std::{
 use mooncake_base::Moment;
 
 use super::{tests::Random, *};
-use crate::heartbeats::{Heartbeats, TICK};
+use crate::{
+    heartbeats::{Heartbeats, TICK},
+    message::Commit,
+};
 
 const SEEDS: u64 = 500;
 const STEPS: usize = 400;

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::*;
+use crate::message::{Answer, Commit, Status};
 
 const RANKS: u32 = 5;
 const FOUNDERS: usize = 3;

@@ -1,5 +1,5 @@
-//! Messages of a group: sends and receives, and the thread that writes them, and reads those whose memory
-//! is lent.
+//! Sends and receives the messages of a group: the calls, and the thread that writes messages and reads
+//! those whose memory is lent.
 
 use std::sync::Arc;
 
@@ -8,7 +8,11 @@ use mooncake_base::{Error, Result};
 use crate::{
     completion::{Completion, Driver, RECHECK},
     frame_wait::FrameWait,
-    inbox::{Arrived, GroupState, Messages, Outgoing, Part, Receive, Sent, announce},
+    inbox::{
+        GroupState, announce,
+        messages::{Arrived, Messages, Outgoing, Receive, Sent},
+        part::Part,
+    },
     link::SendProgress,
     memory::HostRange,
     metrics::Recording,
@@ -104,7 +108,7 @@ impl Messenger {
         }
         check_count(state.messages.receives.len() + state.messages.requested.len())?;
         let receive = Receive { source: from, tag, range, completion: completion.clone() };
-        let taken = state.add_receive(receive, &mut ended);
+        let taken = state.messages.add_receive(receive, &mut ended);
         let taken = taken.map(|(to, id)| {
             let member = state.progress.view.member(to);
             (to, id, member.and_then(|member| self.rank.mesh.open_link(member)))
