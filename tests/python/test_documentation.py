@@ -360,7 +360,7 @@ def test_constants_of_frames_are_those_of_the_code() -> None:
         code = rust_constants(source)
         assert rows == {name: code.get(name) for name in rows}, table[0]
         sources += 1
-    assert sources == 6
+    assert sources == 7
 
 
 @pytest.mark.parametrize(

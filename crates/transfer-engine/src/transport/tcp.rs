@@ -13,6 +13,7 @@ mod compat_frame;
 mod data_frame;
 #[cfg(test)]
 mod fuzz;
+mod greeting;
 mod server;
 mod socket_options;
 mod vectored_io;

@@ -4,6 +4,7 @@
 mod connection;
 pub(crate) mod connection_budget;
 mod connection_pool;
+mod frame_exchange;
 mod path;
 mod request_window;
 

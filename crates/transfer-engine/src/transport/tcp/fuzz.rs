@@ -7,9 +7,9 @@ use mooncake_base::{
 
 use super::{
     compat_frame::{self, Header, Status},
-    data_frame::{
-        self, CLAIM_BYTES, GREETING_BYTES, Greeting, REQUEST_BYTES, RESPONSE_BYTES, Refusal,
-        RequestHeader, ResponseHeader, TokenClaim, VERDICT_BYTES, VERSION, Verdict,
+    data_frame::{self, REQUEST_BYTES, RESPONSE_BYTES, Refusal, RequestHeader, ResponseHeader},
+    greeting::{
+        CLAIM_BYTES, GREETING_BYTES, Greeting, TokenClaim, VERDICT_BYTES, VERSION, Verdict,
     },
 };
 use crate::transfer_entry::{Opcode, RemoteRange};

@@ -18,7 +18,7 @@ use self::{
     pins::PinTable,
 };
 use super::{
-    data_frame::{CLAIM_BYTES, GREETING_BYTES, Greeting, MAGIC, TokenClaim, VERSION, Verdict},
+    greeting::{CLAIM_BYTES, GREETING_BYTES, Greeting, MAGIC, TokenClaim, VERSION, Verdict},
     socket_options::set_socket_options,
 };
 use crate::{

@@ -18,7 +18,7 @@ use super::connection_budget::CountedConnection;
 use crate::transport::{
     TimeLimits,
     tcp::{
-        data_frame::{GREETING_BYTES, Greeting},
+        greeting::{GREETING_BYTES, Greeting},
         socket_options::set_socket_options,
         vectored_io::{self, BlockMode, Cursor, DiscardBuffer, Readiness, Span},
     },

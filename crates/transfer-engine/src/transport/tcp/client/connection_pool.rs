@@ -25,7 +25,7 @@ use crate::{
     transport::{
         TimeLimits,
         tcp::{
-            data_frame::{Greeting, TokenClaim, VERDICT_BYTES, VERSION, Verdict},
+            greeting::{Greeting, TokenClaim, VERDICT_BYTES, VERSION, Verdict},
             socket_options::is_local,
         },
     },

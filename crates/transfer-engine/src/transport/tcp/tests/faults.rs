@@ -20,7 +20,8 @@ use crate::{
         Path, TimeLimits, Transport,
         tcp::{
             TcpServerSettings, TcpSettings, TcpTransport,
-            data_frame::{GREETING_BYTES, Greeting, RequestHeader, VERSION, encode_entry},
+            data_frame::{RequestHeader, encode_entry},
+            greeting::{GREETING_BYTES, Greeting, VERSION},
         },
     },
 };

@@ -9,7 +9,7 @@ use crate::{
     transfer_entry::{LocalRange, Opcode, TransferEntry},
     transport::{
         Path, Transport,
-        tcp::{TcpSettings, TcpTransport, data_frame},
+        tcp::{TcpSettings, TcpTransport, greeting},
     },
 };
 
@@ -112,15 +112,12 @@ fn silent_peer_costs_a_large_transfer_its_deadline() {
         let mut held = Vec::new();
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
-            let mut greeting = [0; data_frame::GREETING_BYTES];
+            let mut greeting = [0; greeting::GREETING_BYTES];
             if stream.read_exact(&mut greeting).is_err() {
                 continue;
             }
-            let ours = data_frame::Greeting {
-                version: data_frame::VERSION,
-                engine,
-                requires_token: false,
-            };
+            let ours =
+                greeting::Greeting { version: greeting::VERSION, engine, requires_token: false };
             std::io::Write::write_all(&mut stream, &ours.encode()).unwrap();
             held.push(stream);
         }

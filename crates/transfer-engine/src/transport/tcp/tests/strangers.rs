@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    super::data_frame::{Greeting, VERSION},
+    super::greeting::{Greeting, VERSION},
     support::{Memory, Owner, WireProtocol, moved, soon},
 };
 use crate::{transfer_entry::Opcode, transport::tcp::TcpServerSettings};

@@ -18,7 +18,7 @@ use crate::{
         Path, Transport,
         tcp::{
             TcpServerSettings, TcpSettings, TcpTransport,
-            data_frame::{CLAIM_BYTES, GREETING_BYTES, Greeting, VERDICT_BYTES, VERSION, Verdict},
+            greeting::{CLAIM_BYTES, GREETING_BYTES, Greeting, VERDICT_BYTES, VERSION, Verdict},
         },
     },
 };
