@@ -21,7 +21,11 @@ use crate::{
     nic::{Changes, Nic, Poller},
     peer_memory::{DeviceDescription, PeerMemory},
     rails::Rails,
-    registration::{LocalMemory, Location, MemorySource, RegistrationRule, Registrations},
+    registration::{
+        Registrations,
+        local_memory::LocalMemory,
+        rule::{Location, MemorySource, RegistrationRule},
+    },
     settings::RdmaSettings,
     slices::{MemoryRange, SliceRule},
 };

@@ -46,7 +46,7 @@ pub use devices::Devices;
 pub use link::{EntryError, Limits, PeerExchange, PeerLink};
 pub use mooncake_verbs::Operation;
 pub use peer_memory::{BufferDescription, DeviceDescription, PeerDescription};
-pub use registration::{Location, MemorySource};
+pub use registration::rule::{Location, MemorySource};
 pub use settings::{PeerAffinity, RdmaSettings};
 pub use slices::Entry;
 pub use survey::{DeviceReport, survey};

@@ -21,7 +21,7 @@ use crate::{
     peer_memory::{PeerDescription, PeerMemory},
     rail_choice::{RAILS_INLINE, RailChoice, RailState, RailView},
     rails::Rails,
-    registration::LocalMemory,
+    registration::local_memory::LocalMemory,
     round::{Failure, Progress, Reason, Round},
     send_queue::Posted,
     slices::{Entry, MemoryRange, Slice, Unregistered},

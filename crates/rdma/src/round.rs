@@ -11,7 +11,7 @@ use std::{
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_verbs::{Operation, Status};
 
-use crate::{peer_memory::PeerMemory, registration::LocalMemory, slices::Slice};
+use crate::{peer_memory::PeerMemory, registration::local_memory::LocalMemory, slices::Slice};
 
 /// One try of slices of a transfer. Each is posted once.
 #[derive(Debug)]
