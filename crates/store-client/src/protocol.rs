@@ -34,8 +34,8 @@ pub use put::{
 pub use read::{ReadExtent, ReadObjects, ReadReplica, ReadSource, ReadStep};
 pub use replica_order::{ReplicaRank, replica_order};
 pub use session::{
-    Announcement, HeartbeatAnswer, LogMark, LostSegments, MasterIdentity, MountVerdict, Registered,
-    Registration, RegistrationStep, Session, check_all_known,
+    Announcement, HeartbeatAnswer, LogMark, MasterIdentity, MountVerdict, Session,
+    registration::{LostSegments, Registered, Registration, RegistrationStep, check_all_known},
 };
 
 /// Time without a moved byte after which a peer is left, if there may be another one.

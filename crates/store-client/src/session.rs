@@ -2,6 +2,7 @@
 //! Carries out the steps that [`Registration`] decides.
 
 pub(crate) mod mount;
+pub(crate) mod segments;
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,7 +11,7 @@ use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock, Tenant
 use mooncake_proto::v1;
 use mooncake_transfer_engine::Engine;
 
-use self::mount::{MountedSegment, Segments};
+use self::segments::{MountedSegment, Segments};
 use crate::{
     config::ClientConfig,
     lifetime::Lifetime,

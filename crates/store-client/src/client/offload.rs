@@ -4,6 +4,7 @@
 //! A thread for each directory does this. It waits at the master for objects; after each registration
 //! of the client it announces the directory again.
 
+pub(in crate::client) mod directory_calls;
 mod promotion;
 
 use std::{sync::Arc, time::Duration};
@@ -14,14 +15,15 @@ use mooncake_os::threads;
 use mooncake_proto::{columns::Record, v1};
 use mooncake_transfer_engine::{Opcode, TransferEntry};
 
+use self::directory_calls::{DirectoryCalls, Report};
 use super::{Client, ClientInner};
 use crate::{
-    disk::{lent_memory::PayloadBuffer, owner::Owner},
+    disk::lent_memory::PayloadBuffer,
     metrics::disk::OffloadRefusal,
     object::Place,
     protocol::{DirectorySession, DirectoryStep, hand_over_end, leave_out_dropped},
     rpc::response,
-    transfer::Jobs,
+    transfer::jobs::Jobs,
 };
 
 /// Maximum number of objects that are taken over at once.
@@ -34,26 +36,10 @@ const WAIT: Duration = Duration::from_secs(1);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Records that were written reach the device at least this often.
 const SYNC_INTERVAL: Duration = Duration::from_secs(5);
-/// How long a directory whose earlier owner seems to live is tried to be mounted.
-const TAKE_OVER_TIME: Duration = Duration::from_secs(3);
 /// Pauses after failures.
 const PAUSES: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
-/// Pause before a directory is mounted again whose earlier owner seems to live.
-const TAKE_OVER_PAUSE: Duration = Duration::from_millis(50);
 /// Pause after objects were handed over of which none was written.
 const REFUSED_PAUSE: Duration = Duration::from_millis(200);
-/// Maximum number of records in one report, and of the bytes of their keys.
-const REPORT_RECORDS_MAX: usize = 1 << 16;
-const REPORT_KEY_BYTES_MAX: usize = 1 << 20;
-/// Time limit of a report from a thread that reads.
-const LOSS_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// The calls to the master about one directory.
-#[derive(Clone, Copy)]
-pub(super) struct DirectoryCalls<'a> {
-    pub(super) client: &'a ClientInner,
-    pub(super) owner: &'a Owner,
-}
 
 /// The thread of one directory.
 struct Offload<'a> {
@@ -64,21 +50,6 @@ struct Offload<'a> {
     /// Whether records were written since.
     is_dirty: bool,
     trimmed_at: Moment,
-}
-
-/// A record, and its length.
-type LongName = (OwnedName, u64);
-
-/// What a report says.
-#[derive(Debug, Default)]
-struct Report<'a> {
-    added: &'a [LongName],
-    refused: &'a [LongName],
-    dropped: &'a [OwnedName],
-    is_complete: bool,
-    /// Replicas that were written from records, and those that were not.
-    promoted: &'a [u64],
-    not_promoted: &'a [u64],
 }
 
 impl Client {
@@ -133,169 +104,6 @@ pub(super) fn unmount_all(client: &ClientInner, deadline: Moment) {
     for owner in client.disks.owners().iter().filter(|owner| owner.disk().is_ok()) {
         if let Err(error) = (DirectoryCalls { client, owner }).unmount(deadline) {
             tracing::debug!(client = client.lifetime.name(), %error, "could not unmount a directory");
-        }
-    }
-}
-
-impl DirectoryCalls<'_> {
-    /// Mounts the directory. An earlier owner that was killed is known to be gone only once its
-    /// connections have ended, which is awaited for a short time.
-    fn mount_first(&self) -> Result<()> {
-        let until = SystemClock.now() + TAKE_OVER_TIME;
-        loop {
-            match self.mount() {
-                Err(error)
-                    if error.code() == ErrorCode::SEGMENT_ALREADY_EXISTS
-                        && !until.has_passed(SystemClock.now())
-                        && self.client.lifetime.sleep_or_closed(TAKE_OVER_PAUSE) => {}
-                outcome => return outcome,
-            }
-        }
-    }
-
-    fn mount(&self) -> Result<()> {
-        let used = self.owner.disk()?.statistics().allocated_bytes;
-        let request = v1::MountDiskRequest {
-            caller: self.client.rpc.caller(),
-            disk: Some(
-                self.owner.segment(self.client.lifetime.name(), self.client.disks.endpoint()),
-            ),
-            used,
-            reports_all: true,
-        };
-        self.client.rpc.call(request).map(drop).map_err(|error| {
-            let error = error.with("path", self.owner.path().display());
-            match error.code() {
-                ErrorCode::UNABLE_OFFLOAD => {
-                    error.with_remedy("Start the master with --enable_offload.")
-                }
-                _ => error,
-            }
-        })
-    }
-
-    fn unmount(&self, deadline: Moment) -> Result<()> {
-        let request = v1::UnmountDiskRequest {
-            caller: self.client.rpc.caller(),
-            disk: self.owner.id().to_bytes().to_vec().into(),
-            forget: false,
-        };
-        self.client.rpc.exchange(request, SystemClock.now(), deadline, |_| {}).map(drop)
-    }
-
-    /// Takes a directory out of the pool and closes it.
-    ///
-    /// # Errors
-    /// Those of the master. The directory stays open until it knows.
-    fn leave(&self, deadline: Moment) -> Result<()> {
-        match self.unmount(deadline) {
-            // The master does not count on the directory any more.
-            Ok(()) => {}
-            Err(error)
-                if matches!(
-                    error.code(),
-                    ErrorCode::SEGMENT_NOT_FOUND
-                        | ErrorCode::ILLEGAL_CLIENT
-                        | ErrorCode::CLIENT_NOT_FOUND
-                ) => {}
-            Err(error) => {
-                return Err(error
-                    .with("path", self.owner.path().display())
-                    .with_remedy("The directory stays open, and leaves once the master knows."));
-            }
-        }
-        self.owner.close();
-        Ok(())
-    }
-
-    /// Reports all records of the directory.
-    fn report_all(&self) -> Result<()> {
-        let disk = self.owner.disk()?;
-        let mut page: Vec<LongName> = Vec::new();
-        let (mut key_bytes, mut records, mut stale) = (0, 0_u64, 0);
-        let mut outcome = Ok(());
-        let begin = SystemClock.now();
-        let mut send = |page: &mut Vec<LongName>, is_complete: bool| -> Result<()> {
-            records += page.len() as u64;
-            let report = Report { added: page, is_complete, ..Report::default() };
-            stale += self.report(&disk, &report, self.client.rpc.deadline())?;
-            page.clear();
-            Ok(())
-        };
-        let scanned = disk.records(|name, length| {
-            if outcome.is_err() {
-                return;
-            }
-            if page.len() == REPORT_RECORDS_MAX || key_bytes + name.key.len() > REPORT_KEY_BYTES_MAX
-            {
-                key_bytes = 0;
-                outcome = send(&mut page, false);
-            }
-            key_bytes += name.key.len();
-            page.push((name.to_owned(), length));
-        });
-        outcome?;
-        scanned.map_err(|error| Error::new(ErrorCode::FILE_READ_FAIL, error.to_string()))?;
-        send(&mut page, true)?;
-        tracing::info!(
-            path = %self.owner.path().display(),
-            records,
-            stale,
-            took_ms = SystemClock.now().since(begin).as_millis() as u64,
-            "reported the records of a directory"
-        );
-        Ok(())
-    }
-
-    /// Reports records that reads found to be gone.
-    fn report_lost(&self, deadline: Moment) -> Result<()> {
-        let lost = self.owner.take_lost();
-        if lost.is_empty() {
-            return Ok(());
-        }
-        let report = Report { dropped: &lost, ..Report::default() };
-        let reported = self.owner.disk().and_then(|disk| self.report(&disk, &report, deadline));
-        if reported.is_err() {
-            self.owner.put_back_lost(lost);
-        }
-        reported.map(drop)
-    }
-
-    /// Reports records that a read of this client found to be gone, so that it is not sent there
-    /// again. If the master does not answer soon, the thread of the directory repeats the report.
-    pub(super) fn report_lost_soon(&self) {
-        if let Err(error) = self.report_lost(SystemClock.now() + LOSS_TIMEOUT) {
-            tracing::debug!(%error, "could not report lost records yet");
-        }
-    }
-
-    /// Sends a report, in several calls if it is long. Removes the records that nobody will ask for,
-    /// and returns their number.
-    fn report(&self, disk: &Disk, report: &Report<'_>, deadline: Moment) -> Result<usize> {
-        let used = disk.statistics().allocated_bytes;
-        let mut dropped = report.dropped;
-        loop {
-            let (now, later) = dropped.split_at(page_of(dropped));
-            dropped = later;
-            let is_last = dropped.is_empty();
-            let (added, refused) =
-                if is_last { (report.added, report.refused) } else { (&[][..], &[][..]) };
-            let request = v1::ReportRecordsRequest {
-                caller: self.client.rpc.caller(),
-                disk: self.owner.id().to_bytes().to_vec().into(),
-                added: columns(added.iter().map(|(name, length)| record_of(name, *length))),
-                refused: columns(refused.iter().map(|(name, length)| record_of(name, *length))),
-                dropped: columns(now.iter().map(|name| record_of(name, 0))),
-                used,
-                is_complete: is_last && report.is_complete,
-                promoted: if is_last { report.promoted.to_vec() } else { Vec::new() },
-                not_promoted: if is_last { report.not_promoted.to_vec() } else { Vec::new() },
-            };
-            let answer = self.client.rpc.call_until(request, deadline)?;
-            if is_last {
-                let stale = answer.stale.iter().filter_map(|&at| added.get(at as usize));
-                return Ok(stale.filter(|(name, _)| disk.remove(name.borrow())).count());
-            }
         }
     }
 }
@@ -594,24 +402,4 @@ impl<'a> Offload<'a> {
         }
         Ok(())
     }
-}
-
-/// Returns how many of the first names go into one report.
-fn page_of(names: &[OwnedName]) -> usize {
-    let mut bytes = 0;
-    let fits = |name: &&OwnedName| {
-        bytes += name.key.len();
-        bytes <= REPORT_KEY_BYTES_MAX
-    };
-    names.iter().take(REPORT_RECORDS_MAX).take_while(fits).count()
-}
-
-fn columns<'a>(
-    records: impl ExactSizeIterator<Item = Record<'a>> + Clone,
-) -> Option<v1::RecordColumns> {
-    (records.len() > 0).then(|| v1::RecordColumns::pack(records))
-}
-
-fn record_of(name: &OwnedName, length: u64) -> Record<'_> {
-    Record { tenant: &name.tenant, key: &name.key, version: name.version, length }
 }

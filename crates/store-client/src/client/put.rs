@@ -10,6 +10,7 @@ mod restart;
 mod start;
 mod upload;
 mod window;
+mod write;
 
 pub(in crate::client) use start::wire_millis;
 
@@ -26,9 +27,10 @@ use mooncake_transfer_engine::LocalRange;
 use rustc_hash::{FxBuildHasher, FxHashSet};
 
 use self::{
-    reservation::{Reservation, SourceLayout, Upload, UploadWrite, Write},
+    reservation::{Reservation, Write},
     restart::RESTARTS_MAX,
     start::ReserveItem,
+    upload::{SourceLayout, Upload, UploadWrite},
 };
 use super::{Client, ClientInner, checksum::Checksummer};
 use crate::{

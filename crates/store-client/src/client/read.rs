@@ -1,6 +1,7 @@
 //! Reads located objects: carries out the steps that [`ReadObjects`] decides, with one transfer per
 //! peer and one call to the master for all objects of a step.
 
+mod allowed_memory;
 pub(super) mod destination;
 mod disk;
 pub(super) mod locate;
@@ -28,7 +29,7 @@ use crate::{
     object::{Located, Read, SegmentInfo, Span},
     protocol::{ReadExtent, ReadObjects, ReadReplica, ReadSource, ReadStep},
     rpc::{batch, response},
-    transfer::Jobs,
+    transfer::jobs::Jobs,
 };
 
 /// An object that is read, and the memory that its bytes go to.

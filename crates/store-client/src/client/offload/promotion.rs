@@ -16,7 +16,7 @@ use mooncake_transfer_engine::{LocalRange, Opcode, TransferEntry};
 use super::{Offload, Report};
 use crate::{
     disk::lent_memory::of_caller, object::Place, protocol::hand_over_end, rpc::response,
-    transfer::Jobs,
+    transfer::jobs::Jobs,
 };
 
 impl Offload<'_> {

@@ -7,7 +7,7 @@ use mooncake_proto::{
     v1::{self, request::Call},
 };
 
-use super::reservation::KeyedUpload;
+use super::upload::KeyedUpload;
 use crate::{
     client::ClientInner,
     object::PutOutcome,

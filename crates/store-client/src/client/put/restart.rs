@@ -3,7 +3,7 @@
 
 use mooncake_base::{Moment, Result};
 
-use super::{reservation::UploadWrite, upload::Written};
+use super::{upload::UploadWrite, write::Written};
 use crate::{client::ClientInner, protocol::STALL_LIMIT};
 
 /// Maximum number of times that a put is started again on other segments.

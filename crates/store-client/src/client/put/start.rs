@@ -10,7 +10,7 @@ use mooncake_proto::{
     v1,
 };
 
-use super::reservation::{Upload, WriteWindow};
+use super::upload::{Upload, WriteWindow};
 use crate::{
     client::ClientInner,
     object::{PutOptions, SoftPin},

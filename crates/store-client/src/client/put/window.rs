@@ -4,7 +4,7 @@ use mooncake_base::{Clock, Moment, Result, SystemClock};
 use mooncake_proto::v1;
 use std::time::Duration;
 
-use super::reservation::{UploadWrite, WriteWindow};
+use super::upload::{UploadWrite, WriteWindow};
 use crate::{
     client::ClientInner,
     rpc::{batch, response},

@@ -15,7 +15,7 @@ use mooncake_transfer_engine::{HeldRange, LocalRange, Opcode, TimeLimits, Transf
 
 use super::Target;
 use crate::{
-    client::{ClientInner, offload::DirectoryCalls},
+    client::{ClientInner, offload::directory_calls::DirectoryCalls},
     disk::{
         lent_memory::{is_held, of_caller},
         owner::Owner,
@@ -26,7 +26,7 @@ use crate::{
     },
     object::SegmentInfo,
     protocol::ReadObjects,
-    transfer::Jobs,
+    transfer::jobs::Jobs,
 };
 
 /// The bytes that one load brings.

@@ -16,7 +16,7 @@ use mooncake_transfer_engine::{Opcode, TransferEntry};
 use smallvec::SmallVec;
 
 use super::super::ClientInner;
-use crate::{object::Place, rpc::response, session::mount::HeldPart, transfer::Jobs};
+use crate::{object::Place, rpc::response, session::segments::HeldPart, transfer::jobs::Jobs};
 
 /// Maximum number of tasks fetched together.
 const TASKS_MAX: u32 = 64;
