@@ -5,6 +5,7 @@
 //! others are in flight, and copies what could not be read to its place.
 
 mod operation;
+mod pending_record;
 mod queue;
 mod record;
 mod ring;
@@ -13,7 +14,8 @@ mod threads;
 use std::{fmt, io, sync::Arc};
 
 use mooncake_os::{fork, threads::Threads};
-pub(crate) use record::{RecordRead, Verdict};
+pub(crate) use pending_record::Verdict;
+pub(crate) use record::RecordRead;
 
 use self::{operation::ReadCounters, queue::Queue};
 use crate::{

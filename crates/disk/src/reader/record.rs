@@ -1,14 +1,15 @@
-//! A record is cut into operations; what they read is compared, checked, and put in its place.
+//! Cuts records into operations, and awaits them.
 
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 
 use super::{
-    operation::{Call, Completion, Operation},
+    operation::{Call, Operation},
+    pending_record::{Chunk, PendingRecord, Verdict},
     queue::Queue,
 };
 use crate::{
     extent::Extent,
-    format::{BLOCK_BYTES, LARGE_BYTES, Layout, RecordHead, index::Entry, round_up},
+    format::{BLOCK_BYTES, LARGE_BYTES, Layout, index::Entry, round_up},
     memory::{Destination, Lender, LentRange, SLOT_BYTES, lend},
 };
 
@@ -31,20 +32,6 @@ pub(crate) struct RecordRead<'a> {
     pub(crate) range: Range<u64>,
     /// Where they go, of the same length; without it they are only checked.
     pub(crate) into: Option<Destination<'a>>,
-}
-
-/// What became of a read.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// The checksums hold, and the bytes are in their place.
-    Good {
-        /// Whether all of them were read past the page cache and went there without a copy.
-        is_in_place: bool,
-    },
-    /// Another record or a damaged one lies there.
-    Mismatch,
-    /// The system could not read it.
-    Failed(String),
 }
 
 /// Reads records; the verdicts are in the order of the reads.
@@ -76,26 +63,6 @@ pub(super) fn read_all(
         }
         records.into_iter().map(PendingRecord::verdict).collect()
     })
-}
-
-/// What an operation reads, and what is to be done with it.
-#[derive(Debug)]
-struct Chunk {
-    /// The number of the record in the batch.
-    record: usize,
-    /// Where the head lies in the slot, if it is there.
-    head_at: Option<usize>,
-    /// Where the payload lies in the slot, if it is there.
-    payload_at: usize,
-    /// The number of the first block.
-    block: usize,
-    /// The bytes of the blocks: in the slot, or in the memory of the caller if `is_in_place`.
-    bytes: usize,
-    is_in_place: bool,
-    /// Where bytes of the slot go, if they go anywhere.
-    target: Option<LentRange>,
-    /// The first byte of the blocks that goes there.
-    target_from: usize,
 }
 
 /// The operations of a batch.
@@ -134,15 +101,8 @@ impl<'a> Plan<'a> {
         } else {
             cut.add_large(self, range.clone(), target);
         }
-        PendingRecord {
-            extent,
-            entry: *entry,
-            head: Head::Pending,
-            waiting: Vec::new(),
-            outstanding: self.chunks.len() - before,
-            is_in_place: cut.direct_alignment.is_some() && entry.length >= LARGE_BYTES,
-            failure: None,
-        }
+        let is_in_place = cut.direct_alignment.is_some() && entry.length >= LARGE_BYTES;
+        PendingRecord::new(extent, *entry, self.chunks.len() - before, is_in_place)
     }
 }
 
@@ -285,98 +245,5 @@ impl Cut<'_> {
             run_end = next;
         }
         run_end
-    }
-}
-
-/// The head of a record, as far as it is known.
-#[derive(Debug)]
-enum Head {
-    Pending,
-    /// Compared, and kept for the chunks to come.
-    Good(Vec<u8>),
-    Mismatch,
-}
-
-/// A record of which chunks arrive.
-#[derive(Debug)]
-struct PendingRecord<'a> {
-    extent: &'a Extent,
-    entry: Entry<'a>,
-    head: Head,
-    /// Chunks that arrived before the head.
-    waiting: Vec<(Chunk, Completion)>,
-    outstanding: usize,
-    is_in_place: bool,
-    failure: Option<String>,
-}
-
-impl PendingRecord<'_> {
-    fn accept(&mut self, chunk: Chunk, mut completion: Completion) {
-        self.outstanding -= 1;
-        if let Err(error) = &completion.result {
-            self.failure.get_or_insert_with(|| error.to_string());
-            if chunk.head_at.is_some() {
-                self.head = Head::Mismatch;
-                self.waiting.clear();
-            }
-            return;
-        }
-        let Some(head_at) = chunk.head_at else {
-            if matches!(self.head, Head::Pending) {
-                self.waiting.push((chunk, completion));
-            } else {
-                self.check(chunk, completion);
-            }
-            return;
-        };
-        let layout = Layout::of(self.entry.name, self.entry.length, self.extent.unit());
-        let slot = completion.slot.as_mut().map(|slot| slot.bytes()).unwrap_or_default();
-        let bytes = &slot[head_at..head_at + layout.head_bytes as usize];
-        self.head = match self.extent.head_of(bytes, self.entry) {
-            Some(_) => Head::Good(bytes.to_vec()),
-            None => Head::Mismatch,
-        };
-        self.check(chunk, completion);
-        for (chunk, completion) in std::mem::take(&mut self.waiting) {
-            self.check(chunk, completion);
-        }
-    }
-
-    /// Checks the blocks of a chunk, and copies those that are not in their place.
-    fn check(&mut self, mut chunk: Chunk, mut completion: Completion) {
-        let Head::Good(head) = &self.head else { return };
-        let Some(head) = RecordHead::decode(head) else { return };
-        let holds = |bytes: &[u8]| {
-            bytes
-                .chunks(BLOCK_BYTES)
-                .enumerate()
-                .all(|(number, block)| head.holds(chunk.block + number, block))
-        };
-        if chunk.is_in_place {
-            let lent = completion.lent.as_mut().map(LentRange::bytes).unwrap_or_default();
-            if !holds(lent) {
-                self.head = Head::Mismatch;
-            }
-            return;
-        }
-        let slot = completion.slot.as_mut().map(|slot| slot.bytes()).unwrap_or_default();
-        let bytes = &slot[chunk.payload_at..chunk.payload_at + chunk.bytes];
-        if !holds(bytes) {
-            self.head = Head::Mismatch;
-            return;
-        }
-        self.is_in_place &= chunk.bytes == 0;
-        if let Some(target) = &mut chunk.target {
-            let target = target.bytes();
-            target.copy_from_slice(&bytes[chunk.target_from..chunk.target_from + target.len()]);
-        }
-    }
-
-    fn verdict(self) -> Verdict {
-        match (self.failure, self.head) {
-            (Some(why), _) => Verdict::Failed(why),
-            (None, Head::Good(_)) => Verdict::Good { is_in_place: self.is_in_place },
-            (None, _) => Verdict::Mismatch,
-        }
     }
 }

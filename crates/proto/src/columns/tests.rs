@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::v1;
 
 fn place(segment: u32, offset: u64) -> v1::Place {
     v1::Place { segment, offset, length: 3, replica: offset + 1 }
