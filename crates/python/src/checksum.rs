@@ -7,7 +7,7 @@ use mooncake_transfer_engine::{LocalRange, copy};
 use pyo3::prelude::*;
 use twox_hash::XxHash3_64;
 
-use crate::{buffer::Views, detach::detached, error::or_raise};
+use crate::{caller_memory::Views, detach::detached, error::or_raise};
 
 /// Length of the private memory through which bytes are read. It stays in the first cache of a
 /// processor: with 64 KiB, in the second, 2 GiB take 1.6 times as long.

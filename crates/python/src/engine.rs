@@ -21,7 +21,8 @@ use self::batch::{Batch, Numbers};
 pub(crate) use self::open::{Running, close_all};
 use crate::{
     argument::Unsigned,
-    buffer::{Views, caller_range, caller_ranges, uninit_bytes},
+    buffer::uninit_bytes,
+    caller_memory::{Views, caller_range, caller_ranges},
     detach::detached,
     error::{forget_last, or_raise},
     log,

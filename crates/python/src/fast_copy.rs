@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 
 use crate::{
     argument::Unsigned,
-    buffer::{Views, caller_range},
+    caller_memory::{Views, caller_range},
     detach::detached,
     error::or_raise,
 };

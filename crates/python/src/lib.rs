@@ -14,8 +14,9 @@
 //! | `store/details.rs`, `store/describe.rs`, `store/tasks.rs`, `store/advice.rs` | an object, the pool and tasks as dictionaries; warnings about puts |
 //! | [`engine`] | a transfer engine without a pool |
 //! | [`rpc`] | messages between processes |
-//! | [`collective`] | operations of process groups |
-//! | [`options`], [`argument`], [`buffer`] | values from Python: options of puts, arguments, memory |
+//! | [`collective`] | this process's part in process groups; a group (`group.rs`), the end of an operation (`completion.rs`) |
+//! | [`options`], [`argument`], [`caller_memory`] | values from Python: options of puts, arguments, memory |
+//! | [`buffer`] | memory that Python gets |
 //! | [`error`] | exceptions for Python |
 //! | [`detach`], [`runtime`] | releasing and reacquiring the interpreter; the tokio runtime |
 //! | [`log`], [`process`] | the log; exit, environment, and the programs of the wheel |
@@ -27,6 +28,7 @@
 mod address;
 mod argument;
 mod buffer;
+mod caller_memory;
 mod checksum;
 mod collective;
 mod detach;
@@ -53,11 +55,12 @@ mod _native {
     #[pymodule_export]
     use crate::{
         address::master_address,
-        buffer::{
-            AddressRange, Buffer, ObjectItemsError, holds_objects, readable_range, writable_range,
+        buffer::Buffer,
+        caller_memory::{
+            AddressRange, ObjectItemsError, holds_objects, readable_range, writable_range,
         },
         checksum::xxh3,
-        collective::{CollectiveCompletion, CollectiveContext, CollectiveGroup},
+        collective::{CollectiveContext, completion::CollectiveCompletion, group::CollectiveGroup},
         disk::{disk_measure, disk_records, disk_verify, disk_wipe, unmount_disks},
         engine::{Engine, read_memory, write_memory},
         error::{codes, failure, last_error, use_exceptions},

@@ -13,11 +13,7 @@ use mooncake_rpc::{Client, ClientConfig, Delivery, Kind, Server, ServerConfig};
 use mooncake_transfer_engine::{LocalRange, copy};
 use pyo3::prelude::*;
 
-use crate::{
-    buffer::{Buffer, Views},
-    detach::detached,
-    error::or_raise,
-};
+use crate::{buffer::Buffer, caller_memory::Views, detach::detached, error::or_raise};
 
 /// A client that sends to any number of servers, from any number of threads.
 #[pyclass(frozen, module = "mooncake._native", name = "RpcClient")]

@@ -9,7 +9,7 @@ use pyo3::{
     types::{PyByteArray, PyBytes, PyDict, PyFrozenSet, PyList, PySet, PyString, PyTuple},
 };
 
-use crate::{argument::Unsigned, buffer::caller_ranges};
+use crate::{argument::Unsigned, caller_memory::caller_ranges};
 
 /// Maximum capacity that is reserved before the first number is read.
 const ROOM_MAX: usize = 64 << 10;

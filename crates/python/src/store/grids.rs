@@ -13,7 +13,7 @@ use pyo3::{
 use super::{Store, outcome::outcome_list};
 use crate::{
     argument::{Unsigned, call_with_valid, check_same_length, invalid_as_missing, object_keys},
-    buffer::caller_range,
+    caller_memory::caller_range,
     error::or_raise,
 };
 

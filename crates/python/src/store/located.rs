@@ -8,7 +8,7 @@ use mooncake_transfer_engine::LocalRange;
 use pyo3::{prelude::*, types::PyBytes};
 
 use super::transfer;
-use crate::{argument::Unsigned, buffer::Views};
+use crate::{argument::Unsigned, caller_memory::Views};
 
 /// A version of an object and where its copies are. Reads find the copies again if they were moved;
 /// they fail once the object was replaced or removed.

@@ -12,7 +12,7 @@ use pyo3::{
 
 use crate::{
     argument::{call_with_valid, check_same_length, invalid_as_missing, object_keys},
-    buffer::Views,
+    caller_memory::Views,
     error::{exception, forget_last, or_raise},
     options::PutOptions,
     store::Keys,

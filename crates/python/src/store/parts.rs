@@ -8,7 +8,7 @@ use pyo3::{prelude::*, types::PyList};
 use super::pool::Pool;
 use crate::{
     argument::{Unsigned, call_with_valid, check_same_length},
-    buffer::caller_ranges,
+    caller_memory::caller_ranges,
     error::exception,
 };
 

@@ -21,7 +21,7 @@ use crate::{
         PackedKeys, Unsigned, check_same_length, column, invalid_as_missing, object_key,
         object_keys_of, one_key,
     },
-    buffer::{Values, caller_range},
+    caller_memory::{Values, caller_range},
     error::{exception, forget_last, or_raise, py_error_for_key},
     options::PutOptions,
 };

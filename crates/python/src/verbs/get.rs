@@ -12,7 +12,8 @@ use pyo3::{
 use super::{Begun, Copied, Driver};
 use crate::{
     argument::{check_same_length, invalid_as_missing, object_keys},
-    buffer::{Buffer, Ranges},
+    buffer::Buffer,
+    caller_memory::Ranges,
     error::{exception, or_raise},
     pending::Pending,
     store::{

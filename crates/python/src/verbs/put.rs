@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use super::{Begun, Driver, methods};
 use crate::{
     argument::{PackedKeys, check_same_length},
-    buffer::{Ranges, Views},
+    caller_memory::{Ranges, Views},
     error::or_raise,
     options::PutOptions,
     store::{

@@ -8,7 +8,8 @@ use pyo3::{prelude::*, types::PyBytes};
 use super::{Begun, Copied, Driver, methods};
 use crate::{
     argument::{Unsigned, invalid_as_missing, object_keys},
-    buffer::{Buffer, Views, uninit_bytes},
+    buffer::{Buffer, uninit_bytes},
+    caller_memory::Views,
     error::or_raise,
     pending::Pending,
     store::{
