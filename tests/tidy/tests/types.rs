@@ -1,5 +1,5 @@
 //! Types: their size, since one that does everything cannot be understood or tested part by part, their
-//! names, and where their methods stand.
+//! names, where their methods stand, and that a file is about one of them.
 
 use std::collections::BTreeMap;
 
@@ -108,14 +108,9 @@ const SHARED_NAMES: &[(&str, &str)] = &[
 fn types_of_a_crate_have_different_names() {
     let type_name = regex(r"^(?:pub(?:\([^)]*\))? )?(?:struct|enum|union|trait|type) (\w+)");
     let files = files();
-    let of_tests = test_modules(&files);
     let mut places: BTreeMap<(&str, String), Vec<String>> = BTreeMap::new();
-    for file in files.iter().filter(|file| file.is("rs") && !file.is_generated()) {
-        let Some(owner) = crate_of(&file.path) else { continue };
-        let is_source = file.path.starts_with(&format!("crates/{owner}/src/"));
-        if !is_source || of_tests.iter().any(|module| file.path.starts_with(module)) {
-            continue;
-        }
+    for file in sources(&files) {
+        let owner = crate_of(&file.path).expect("a source lies in a crate");
         for (number, line) in file.code_lines() {
             if let Some(name) = type_name.captures(line) {
                 let place = format!("{}:{number}", file.path);
@@ -137,6 +132,18 @@ fn types_of_a_crate_have_different_names() {
         settled.map(|(owner, name)| format!("crates/{owner}: {name} is not shared any more")),
     );
     report("types of one crate that share a name", &found);
+}
+
+/// Returns the sources of the crates, without tests and generated files.
+fn sources(files: &[File]) -> Vec<&File> {
+    let of_tests = test_modules(files);
+    let sources = files.iter().filter(|file| {
+        let is_source = crate_of(&file.path)
+            .is_some_and(|owner| file.path[7 + owner.len()..].starts_with("/src/"));
+        let is_of_tests = of_tests.iter().any(|module| file.path.starts_with(module));
+        is_source && file.is("rs") && !file.is_generated() && !is_of_tests
+    });
+    sources.collect()
 }
 
 /// Returns the paths, without their ending, of the modules that only tests have.
@@ -205,14 +212,7 @@ fn methods_stand_in_the_file_or_folder_of_their_type() {
 /// a macro or a generator makes have no place of their own.
 fn methods_elsewhere(files: &[File]) -> Vec<(String, usize, String)> {
     let definition = regex(r"^(?:pub(?:\([^)]*\))? )?(?:struct|enum|union|type) (\w+)");
-    let of_tests = test_modules(files);
-    let sources = files.iter().filter(|file| {
-        let is_source = crate_of(&file.path)
-            .is_some_and(|owner| file.path[7 + owner.len()..].starts_with("/src/"));
-        let is_of_tests = of_tests.iter().any(|module| file.path.starts_with(module));
-        is_source && file.is("rs") && !file.is_generated() && !is_of_tests
-    });
-    let sources: Vec<_> = sources.collect();
+    let sources = sources(files);
     let mut homes: BTreeMap<(&str, String), Vec<&str>> = BTreeMap::new();
     for file in &sources {
         let owner = crate_of(&file.path).expect("a source lies in a crate");
@@ -276,4 +276,84 @@ fn methods_away_from_their_type_are_found() {
         file("other.rs", methods),
     ];
     assert_eq!(methods_elsewhere(&files), [("crates/a/src/other.rs".into(), 1, "Parts".into())]);
+}
+
+/// Maximum number of lines of the methods of all types of a file but the one with the most. A key, an error or a
+/// cursor of a few lines may stand beside its type; a second subject has a file of its own.
+const OTHER_LINES_MAX: usize = 75;
+
+/// Files with several subjects, with the reason. The list only shrinks: split them and delete their row.
+const SEVERAL_SUBJECTS: &[(&str, &str)] = &[
+    ("crates/election/src/elector.rs", "its threads and what they share make one elector"),
+    (
+        "crates/master/src/journal/followers.rs",
+        "all followers and each of them are behind one lock",
+    ),
+    ("crates/master/src/service/op_metrics.rs", "the calls and the counters of each are one table"),
+];
+
+#[test]
+fn a_file_is_about_one_type() {
+    let files = files();
+    let mut found = Vec::new();
+    let mut excused = Vec::new();
+    for file in sources(&files) {
+        let others = method_lines_of_others(file);
+        let lines: usize = others.iter().map(|(_, lines)| lines).sum();
+        if lines <= OTHER_LINES_MAX {
+            continue;
+        }
+        if SEVERAL_SUBJECTS.iter().any(|(path, _)| *path == file.path) {
+            excused.push(&file.path);
+        } else {
+            let names: Vec<_> = others.iter().map(|(name, _)| name.as_str()).collect();
+            found.push(format!("{}: {lines} lines of {}", file.path, names.join(", ")));
+        }
+    }
+    for (path, reason) in SEVERAL_SUBJECTS {
+        assert!(reason.split(' ').count() >= 3, "{path} needs a reason");
+        if !excused.iter().any(|file| file == path) {
+            found.push(format!("{path}: is about one type now, or has moved"));
+        }
+    }
+    let rule = format!("files with more than {OTHER_LINES_MAX} lines of methods of other types");
+    report(&rule, &found);
+}
+
+/// Returns the types of a file, but for the one whose inherent methods have the most lines, each with the lines
+/// of its own. A type and its `Inner` are one subject.
+fn method_lines_of_others(file: &File) -> Vec<(String, usize)> {
+    let method =
+        regex(r#"^    (pub(\([^)]*\))? )?((const|async|unsafe|extern "C") )*fn [a-z_0-9]+"#);
+    let blocks = inherent_impls(file);
+    let mut owners = blocks.into_iter().peekable();
+    let mut lines: BTreeMap<String, usize> = BTreeMap::new();
+    let (mut owner, mut is_in_method) = (None, false);
+    for (number, line) in file.code_lines() {
+        if line.starts_with("impl") {
+            owner = owners.next_if(|(first, _)| *first == number).map(|(_, name)| name);
+        }
+        let Some(name) = &owner else { continue };
+        let begins = method.is_match(line);
+        is_in_method |= begins;
+        if is_in_method {
+            *lines.entry(name.trim_end_matches("Inner").to_owned()).or_default() += 1;
+            is_in_method = line != "    }" && !(begins && line.ends_with('}'));
+        }
+        if line.starts_with('}') {
+            owner = None;
+        }
+    }
+    let mut lines: Vec<_> = lines.into_iter().collect();
+    lines.sort_by_key(|(_, lines)| std::cmp::Reverse(*lines));
+    lines.split_off(lines.len().min(1))
+}
+
+#[test]
+fn lines_of_a_second_type_are_counted() {
+    let text = "impl<T> Parts<T> {\n    fn one() {}\n\n    /// Doc.\n    pub(crate) fn two() {\n        three();\n    \
+                }\n}\n\nimpl PartsInner {\n    fn four() {}\n}\n\nimpl Drop for Key {\n    fn drop() {\n    }\n}\n\nimpl \
+                Key {\n    const ONE: Self = Self(1);\n\n    const fn five() {\n    }\n}\n";
+    let file = File { path: "crates/a/src/b.rs".to_owned(), text: text.to_owned() };
+    assert_eq!(method_lines_of_others(&file), [("Key".to_owned(), 2)]);
 }
