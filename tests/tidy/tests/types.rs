@@ -289,7 +289,6 @@ const SEVERAL_SUBJECTS: &[(&str, &str)] = &[
         "crates/master/src/journal/followers.rs",
         "all followers and each of them are behind one lock",
     ),
-    ("crates/master/src/service/op_metrics.rs", "the calls and the counters of each are one table"),
 ];
 
 #[test]
