@@ -45,7 +45,8 @@ from mooncake.checkpoint.local import Block
 from mooncake.checkpoint.manifest import Manifest, Part, Tensor, check_boxes, read_manifest
 from mooncake.checkpoint.names import INVALID, NOT_FOUND, Keys, error_of, native_of, part_name
 from mooncake.checkpoint.nodes import decode, encode
-from mooncake.checkpoint.saving import Pin, Publication, put_parts
+from mooncake.checkpoint.publication import Pin, Publication
+from mooncake.checkpoint.saving import put_parts
 from mooncake.checkpoint.transfer import (
     Reader as PartReader,
     Request,
