@@ -26,6 +26,8 @@ def main(rank: int, size: int, master: str, meeting: str) -> None:
             ranks_have_keys_of_their_own,
             contradictions_are_refused_at_all_ranks,
             failure_of_one_rank_reaches_the_others,
+            failed_load_of_one_rank_reaches_the_others,
+            ranks_begin_again_together,
         ):
             case(store, rank)
             dist.barrier()
@@ -79,6 +81,32 @@ def failure_of_one_rank_reaches_the_others(store: mooncake.Store, rank: int) -> 
         checkpoint.save(state, store, "bad")
     dist.barrier()
     assert not list(store.keys("bad/"))
+
+
+def failed_load_of_one_rank_reaches_the_others(store: mooncake.Store, rank: int) -> None:
+    checkpoint.save({"w": torch.ones(3)}, store, "whole")
+
+    def fail(done: int, total: int) -> None:
+        if rank == 1:
+            raise RuntimeError("out of memory")
+
+    error, text = (RuntimeError, "^out of") if rank == 1 else (mooncake.MooncakeError, "rank 1")
+    with pytest.raises(error, match=text):
+        checkpoint.load(store, "whole", progress=fail)
+
+
+def ranks_begin_again_together(store: mooncake.Store, rank: int) -> None:
+    old, new = ({f"w{at}": torch.full((9,), at) for at in range(n, n + 600)} for n in (0, 1000))
+    checkpoint.save(old, store, "replaced")
+    replaced: list[int] = []
+
+    def replace(done: int, total: int) -> None:
+        if rank == 0 and not replaced:
+            replaced.append(done)
+            checkpoint.save(new, store, "replaced", no_dist=True)
+
+    loaded = checkpoint.load(store, "replaced", progress=replace)
+    assert [*loaded] == [*new]
 
 
 if __name__ == "__main__":

@@ -66,7 +66,8 @@ def load(
         ValueError: A tensor of `into` has another shape or dtype; the message names it.
         CorruptError: The manifest is damaged, or a part is not what was saved.
     """
-    ranks, native = Ranks(process_group, no_dist=no_dist), native_of(store)
+    ranks = Ranks(process_group, no_dist=no_dist)
+    native = ranks.at_each(lambda: native_of(store))
 
     def read_all(manifest: Manifest, keys: Keys) -> Any:
         if into is None:
@@ -75,20 +76,15 @@ def load(
         Reader(native, keys).read(destinations.requests, progress, resumes=resume)
         return destinations.finish()
 
-    results: list[Any] = []
-
-    def attempt(manifest: Manifest, keys: Keys) -> Any:
-        results.clear()
-        ranks.gather(lambda: results.append(read_all(manifest, keys)))
-        return results[0]
-
-    return again_if_replaced(native, prefix, attempt, ranks)
+    return again_if_replaced(native, prefix, read_all, ranks)
 
 
 def again_if_replaced(
     native: Any, prefix: str, read: Callable[[Manifest, Keys], T], ranks: Ranks | None = None
 ) -> T:
     """Read a checkpoint; begin again if a save replaces it meanwhile.
+
+    The ranks begin again together, or none does: they agree in the exchange that says who failed.
 
     Args:
         native: The native store.
@@ -102,13 +98,21 @@ def again_if_replaced(
     manifest = _shared_manifest(native, keys, ranks)
     for _ in range(_ATTEMPTS_MAX):
         try:
-            return read(manifest, keys)
+            return _read_together(read, manifest, keys, ranks)
         except MooncakeError:
+            if not ranks.may_retry:
+                raise
             now = _shared_manifest(native, keys, ranks)
             if now.save == manifest.save and now.version == manifest.version:
                 raise
             manifest = now
-    return read(manifest, keys)
+    return _read_together(read, manifest, keys, ranks)
+
+
+def _read_together(
+    read: Callable[[Manifest, Keys], T], manifest: Manifest, keys: Keys, ranks: Ranks
+) -> T:
+    return ranks.at_each(lambda: read(manifest, keys))
 
 
 def _shared_manifest(native: Any, keys: Keys, ranks: Ranks) -> Manifest:

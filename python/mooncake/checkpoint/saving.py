@@ -122,17 +122,16 @@ def save_local(
 ) -> Checkpoint:
     """Save the tensors that a function returns at each rank; see `save`."""
     ranks = ranks or Ranks(no_dist=True)
-    native = native_of(store)
-    known: list[tuple[Keys, LocalTensors | FileTensors]] = []
+    known: list[tuple[Any, Keys, LocalTensors | FileTensors]] = []
 
     def document() -> dict[str, Any]:
-        keys = Keys(prefix)
+        native, keys = native_of(store), Keys(prefix)
         put_options(terms.pin, terms.replicas, "", 0)
-        known.append((keys, make()))
-        return known[0][1].document()
+        known.append((native, keys, make()))
+        return known[0][2].document()
 
     documents = ranks.gather(document)
-    ((keys, local),) = known
+    ((native, keys, local),) = known
     layout = Layout(documents)
     publication = Publication(native, keys, pin=terms.pin, replicas=terms.replicas)
     texts = {str(name): str(text) for name, text in terms.metadata.items()}
@@ -143,10 +142,10 @@ def save_local(
 
     try:
         publication.take(ranks.from_first(begin))
-        writer = _Writer(publication, layout, local, ranks.rank, has_checksums=terms.checksum)
         stored: Stored = {}
 
         def write() -> list[Any]:
+            writer = _Writer(publication, layout, local, ranks.rank, has_checksums=terms.checksum)
             written = [*writer.write(progress).items()]
             local.check()
             return written
