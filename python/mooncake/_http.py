@@ -10,6 +10,7 @@ import contextlib
 import io
 import logging
 import os
+import re
 import socket
 import threading
 import time
@@ -41,6 +42,11 @@ _SMALL_BODY_BYTES = 64 << 10
 _READ_BYTES = 1 << 20
 _LENGTH_DIGITS_MAX = 18
 _LINGER_S = 5.0
+# Where the target of a request would be cut off, or split. Between other words spaces are enough.
+_CUTS_TARGET = re.compile(rb"[\0-\x1f\x7f#]")
+_NOT_ASCII = re.compile(rb"[\x80-\xff]")
+# A line of a head without its end: a field, or nothing.
+_FIELD_LINE = re.compile(rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\0\r\n]*)?")
 
 
 Headers: TypeAlias = tuple[tuple[str, str], ...]
@@ -329,8 +335,30 @@ class _TimedReader(io.RawIOBase):
         return self._connection.recv_into(buffer)
 
 
+class _HeadLines(io.BufferedIOBase):
+    """Lines of a head that follow the request line.
+
+    Attributes:
+        are_clear: False if a line is none that every server reads alike: it is folded, a space
+            precedes its colon, it ends in another way than the request line, or it is cut off.
+            Of two servers in a row one could take a part of a body for a request.
+    """
+
+    def __init__(self, file: io.BufferedIOBase, request_line: bytes) -> None:
+        self._file = file
+        self._end = b"\r\n" if request_line.endswith(b"\r\n") else b"\n"
+        self.are_clear = True
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        line = self._file.readline(size)
+        field_line = line.removesuffix(self._end)
+        self.are_clear &= field_line != line and _FIELD_LINE.fullmatch(field_line) is not None
+        return line
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: Server
+    raw_requestline: bytes
     protocol_version = "HTTP/1.1"
     # A buffered response is sent as one packet.
     wbufsize = -1
@@ -346,6 +374,28 @@ class _Handler(BaseHTTPRequestHandler):
         super().handle_one_request()
         self.server.note_waiting(self.request, is_waiting=True)
         self._reader.expect_request()
+
+    def parse_request(self) -> bool:
+        """Read the head of a request; return false if the request was refused."""
+        # The library splits the line also at bytes that are spaces in Latin-1.
+        self.raw_requestline = _NOT_ASCII.sub(
+            lambda found: b"%%%02X" % found[0][0], self.raw_requestline
+        )
+        file = self.rfile
+        self.rfile = lines = _HeadLines(file, self.raw_requestline)
+        try:
+            is_read = super().parse_request()
+        finally:
+            self.rfile = file
+        if not is_read:
+            return False
+        if not lines.are_clear:
+            self._refuse_bad("a header cannot be read")
+        elif _CUTS_TARGET.search(self.raw_requestline.rstrip(b"\r\n")):
+            self._refuse_bad("the path cannot be read: a # in it is written as %23")
+        else:
+            return True
+        return False
 
     def do_GET(self) -> None:
         self._answer()
@@ -370,13 +420,20 @@ class _Handler(BaseHTTPRequestHandler):
         _log.debug(format, *args)
 
     def _answer(self) -> None:
-        text = self.headers.get("Content-Length", "0")
-        is_number = text.isdecimal() and len(text) <= _LENGTH_DIGITS_MAX
-        length = int(text) if is_number else -1
+        lengths = set(self.headers.get_all("Content-Length", []))
+        is_coded = "Transfer-Encoding" in self.headers
+        if len(lengths) + is_coded > 1:
+            self._refuse_bad("the length of the body is given in two ways")
+            return
+        text = lengths.pop() if lengths else "0"
+        if not (text.isascii() and text.isdecimal()):
+            self._refuse_bad("Content-Length must be a number")
+            return
+        length = int(text) if len(text) <= _LENGTH_DIGITS_MAX else 10**_LENGTH_DIGITS_MAX
         try:
             target = urlsplit(self.path)
         except ValueError:
-            self._refuse(self._failed(HTTPStatus.BAD_REQUEST, "the path cannot be read"))
+            self._refuse_bad("the path cannot be read")
             return
         request = Request(
             self.command,
@@ -395,7 +452,7 @@ class _Handler(BaseHTTPRequestHandler):
             large = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
             self._refuse(self._failed(large, "the body is too large"))
             return
-        if length < 0 or "Transfer-Encoding" in self.headers:
+        if is_coded:
             required = HTTPStatus.LENGTH_REQUIRED
             self._refuse(self._failed(required, "a Content-Length is required"))
             return
@@ -434,6 +491,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _failed(self, status: int, text: str) -> Reply:
         return self.server.error_handler(status, text)
+
+    def _refuse_bad(self, text: str) -> None:
+        self._refuse(self._failed(HTTPStatus.BAD_REQUEST, text))
 
     def _refuse(self, refusal: Reply) -> None:
         """Refuse a request without reading its body, and close the connection after it.

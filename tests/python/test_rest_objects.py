@@ -109,14 +109,34 @@ def test_binary_objects_are_stored_read_and_removed(service: MooncakeStoreServic
 )
 def test_ranges_are_those_of_http(service: MooncakeStoreService, asked, status, begin, end):
     call(service, "PUT", "/objects/ten", b"0123456789")
-    for method in ("GET", "HEAD"):
-        answer = call(service, method, "/objects/ten", Range=asked)
-        assert answer.status == status
-        assert answer.headers["Content-Length"] == str(end - begin)
-        if status == 206:
-            assert answer.headers["Content-Range"] == f"bytes {begin}-{end - 1}/10"
-        if method == "GET":
-            assert answer.body == b"0123456789"[begin:end]
+    answer = call(service, "GET", "/objects/ten", Range=asked)
+    assert answer.status == status
+    assert answer.headers["Content-Length"] == str(end - begin)
+    if status == 206:
+        assert answer.headers["Content-Range"] == f"bytes {begin}-{end - 1}/10"
+    assert answer.body == b"0123456789"[begin:end]
+
+
+@pytest.mark.parametrize("asked", ["bytes=2-5", "bytes=99-"])
+def test_head_has_no_range(service: MooncakeStoreService, asked):
+    call(service, "PUT", "/objects/ten", b"0123456789")
+    answer = call(service, "HEAD", "/objects/ten", Range=asked)
+    assert (answer.status, answer.headers["Content-Length"]) == (200, "10")
+    assert "Content-Range" not in answer.headers
+
+
+def test_range_is_of_the_version_of_if_range(service: MooncakeStoreService):
+    path = "/objects/resumed"
+    old = call(service, "PUT", path, b"0123456789").headers["ETag"]
+    same = call(service, "GET", path, Range="bytes=5-", If_Range=old)
+    assert (same.status, same.body) == (206, b"56789")
+    call(service, "PUT", path, b"abcdefghij")
+    new = call(service, "HEAD", path).headers["ETag"]
+    for other in (old, f"W/{new}", f"{old}, {new}", "*", "Sat, 29 Oct 1994 19:43:31 GMT", ""):
+        answer = call(service, "GET", path, Range="bytes=5-", If_Range=other)
+        assert (answer.status, answer.body) == (200, b"abcdefghij"), other
+    beyond = call(service, "GET", path, Range="bytes=50-", If_Range=old)
+    assert (beyond.status, beyond.body) == (200, b"abcdefghij")
 
 
 @pytest.mark.parametrize("asked", ["bytes=10-", "bytes=99-100", "bytes=-0"])
@@ -130,7 +150,9 @@ def test_range_outside_of_the_object_is_refused(service: MooncakeStoreService, a
 def test_versions_are_compared(service: MooncakeStoreService):
     call(service, "PUT", "/objects/v", b"1")
     tag = call(service, "HEAD", "/objects/v").headers["ETag"]
-    assert call(service, "GET", "/objects/v", If_None_Match=tag).status == 304
+    for known in (tag, f"W/{tag}", f'W/"0", W/{tag}', "*"):
+        assert call(service, "GET", "/objects/v", If_None_Match=known).status == 304
+    assert call(service, "GET", "/objects/v", If_Match=f"W/{tag}").status == 412
     call(service, "PUT", "/objects/v", b"2")
     assert call(service, "GET", "/objects/v", If_None_Match=tag).body == b"2"
     assert call(service, "PUT", "/objects/v", b"3", If_None_Match="*").status == 412
@@ -228,6 +250,22 @@ def test_put_replaces_a_tensor_in_shards_unless_told_otherwise(
         assert (replaced.status, list(store.keys("split", internal=True))) == (204, ["split"])
         got = call(service, "GET", path)
         assert (got.body, got.headers["ETag"]) == (b"2", replaced.headers["ETag"])
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"Content-Range": "bytes 0-3/10"},
+        {"Content-Encoding": "gzip"},
+        {"Content-Encoding": "identity, gzip"},
+    ],
+)
+def test_parts_and_encoded_bodies_are_no_object(service: MooncakeStoreService, header):
+    path = "/objects/entire"
+    assert call(service, "PUT", path, b"0123456789", Content_Encoding="identity").status == 204
+    answer = call(service, "PUT", path, b"part", **header)
+    assert (answer.status, next(iter(header)) in answer.error) == (400, True)
+    assert call(service, "GET", path).body == b"0123456789"
 
 
 def test_body_of_unknown_length_is_refused(service: MooncakeStoreService):
@@ -349,16 +387,87 @@ def test_slow_readers_do_not_hold_whole_objects(service: MooncakeStoreService):
     assert call(service, "DELETE", "/objects/slow").status == 204
 
 
-def test_unreadable_requests_get_json(service: MooncakeStoreService):
+def answers_to(service: MooncakeStoreService, sent: bytes) -> bytes:
+    """Return all that comes back on a connection until the server ends it."""
     assert service.port is not None
+    with socket.create_connection(("127.0.0.1", service.port), 60) as raw:
+        raw.sendall(sent)
+        raw.shutdown(socket.SHUT_WR)
+        with raw.makefile("rb") as file:
+            return file.read()
+
+
+def test_unreadable_requests_get_json(service: MooncakeStoreService):
     for line in ("GET / HTTP/9.9", "nonsense", f"GET /{'x' * 70_000} HTTP/1.1"):
-        with socket.create_connection(("127.0.0.1", service.port), 60) as raw:
-            raw.sendall(f"{line}\r\n\r\n".encode())
-            with raw.makefile("rb") as file:
-                answer = file.read()
+        answer = answers_to(service, f"{line}\r\n\r\n".encode())
         head, _, body = answer.partition(b"\r\n\r\n")
         assert b"application/json" in head, answer
         assert json.loads(body)["error"]
+
+
+@pytest.mark.parametrize("byte", [b"#", b"\t", b"\0", b"\x0b", b"\x1c"])
+@pytest.mark.parametrize("after", [b"", b"y"])
+def test_raw_bytes_do_not_cut_the_key(service: MooncakeStoreService, byte: bytes, after: bytes):
+    call(service, "PUT", "/objects/cut", b"kept")
+    target = b"/objects/cut" + byte + after
+    for sent in (b"PUT %s HTTP/1.1\r\nContent-Length: 1\r\n\r\nx", b"DELETE %s HTTP/1.1\r\n\r\n"):
+        assert answers_to(service, sent % target).startswith(b"HTTP/1.1 400")
+    assert call(service, "GET", "/objects/cut").body == b"kept"
+
+
+def test_raw_utf8_names_the_key_that_its_escapes_name(service: MooncakeStoreService):
+    call(service, "PUT", "/objects/%C3", b"other")
+    for raw, escaped in ((b"\xc3\xa0", "%C3%A0"), (b"\xc3\x85k", "%C3%85k")):
+        sent = b"PUT /objects/%s HTTP/1.1\r\nContent-Length: 1\r\n\r\nx" % raw
+        assert answers_to(service, sent).startswith(b"HTTP/1.1 204")
+        assert call(service, "GET", f"/objects/{escaped}").body == b"x"
+    assert call(service, "GET", "/objects/%C3").body == b"other"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b"Content-Length: 1\r\nContent-Length: 66\r\n",
+        b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n",
+        b"Content-Length: +1\r\n",
+        b"Content-Length: 1, 1\r\n",
+        b"Content-Length: \r\n",
+        b"Content-Length : 1\r\n",
+        b"Content-Length: 1\r\nA : b\r\n",
+        b"Content-Length:\r\n 1\r\n",
+        b"Content-Length: 1\r\nA: b\r\n folded\r\n",
+        b" A: b\r\nContent-Length: 1\r\n",
+        b"A: b\rContent-Length: 1\r\n",
+        b"A: b\nContent-Length: 1\r\n",
+        b"From b\r\nContent-Length: 1\r\n",
+        b": b\r\nContent-Length: 1\r\n",
+        b"Content-Length: 1\r\nA: b\0\r\n",
+    ],
+)
+def test_ambiguous_heads_are_refused(service: MooncakeStoreService, fields: bytes):
+    """The server in front could take another part of the bytes for the body."""
+    call(service, "PUT", "/objects/safe", b"kept")
+    second = b"DELETE /objects/safe?force=true HTTP/1.1\r\n\r\n"
+    answer = answers_to(service, b"PUT /objects/safe HTTP/1.1\r\n" + fields + b"\r\nx" + second)
+    assert answer.startswith(b"HTTP/1.1 400"), answer
+    assert (answer.count(b"HTTP/1.1"), b"Connection: close" in answer) == (1, True)
+    assert call(service, "GET", "/objects/safe").body == b"kept"
+
+
+def test_heads_that_are_cut_off_are_refused(service: MooncakeStoreService):
+    call(service, "PUT", "/objects/safe", b"kept")
+    sent = b'DELETE /objects/safe?force=true HTTP/1.1\r\nHost: localhost\r\nIf-Match: "0"\r\n\r\n'
+    for end in (len(sent) - 18, len(sent) - 8, len(sent) - 2):
+        assert answers_to(service, sent[:end]).startswith(b"HTTP/1.1 400")
+    assert call(service, "GET", "/objects/safe").body == b"kept"
+
+
+def test_heads_of_plain_line_ends_and_equal_lengths(service: MooncakeStoreService):
+    for sent in (
+        b"PUT /objects/plain HTTP/1.1\nContent-Length: 1\n\nx",
+        b"PUT /objects/plain HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\nx",
+    ):
+        assert answers_to(service, sent).startswith(b"HTTP/1.1 204")
 
 
 def test_objects_of_strangers_are_refused(service: MooncakeStoreService):

@@ -164,15 +164,17 @@ class ObjectRoutes(ObjectCalls, RangeCalls):
         if wanted is not None and not _names(wanted, tag):
             return failed(412, f"the object has the version {tag}", code=_OTHER_VERSION)
         headers = _headers(reader)
-        if _names(request.headers.get("If-None-Match", ""), tag):
+        if _names(_weakened(request.headers.get("If-None-Match", "")), tag):
             return Reply(304, b"", _BINARY, headers, length=0)
-        part = _range(request.headers.get("Range"), reader.size)
+        if request.method == "HEAD":
+            return _whole(reader, b"")
+        # The rest of another version would be joined to what the caller has.
+        is_same = request.headers.get("If-Range", tag).strip() == tag
+        part = _range(request.headers.get("Range"), reader.size) if is_same else None
         if part is None:
-            return _whole(reader, b"") if request.method == "HEAD" else None
+            return None
         begin, end = part
         shown = ("Content-Range", f"bytes {begin}-{end - 1}/{reader.size}")
-        if request.method == "HEAD":
-            return Reply(206, b"", _BINARY, (*headers, shown), length=end - begin)
         reader.seek(begin)
         pieces = _pieces(reader, end - begin)
         return Reply(206, pieces, _BINARY, (*headers, shown), length=end - begin)
@@ -180,6 +182,10 @@ class ObjectRoutes(ObjectCalls, RangeCalls):
     def _write(self, key: bytes, request: Request) -> Reply:
         if not request.body:
             return failed(400, "an object has at least one byte; the body is empty")
+        if "Content-Range" in request.headers:
+            return failed(400, "a PUT replaces the whole object; it takes no Content-Range")
+        if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+            return failed(400, "objects have no Content-Encoding; send the bytes to be stored")
         known = request.headers.get("If-None-Match")
         if known not in (None, "*"):
             return failed(400, "If-None-Match of a PUT must be *")
@@ -289,6 +295,11 @@ def _seconds(request: Request, name: str) -> float | None:
 def _names(tags: str, tag: str) -> bool:
     """Return whether a list of entity tags, or `*`, names this one."""
     return tags.strip() == "*" or tag in [word.strip() for word in tags.split(",")]
+
+
+def _weakened(tags: str) -> str:
+    """Return tags without the marks of weak ones, for comparisons in which these count, too."""
+    return ",".join(word.strip().removeprefix("W/") for word in tags.split(","))
 
 
 def _version(request: Request) -> int | None:

@@ -130,16 +130,20 @@ def _read(text: str, *, is_head: bool = False) -> dict[str, Any]:
     content = {} if is_head else {"content": _BYTES}
     responses = {
         "200": {"description": "All bytes.", "headers": _TAG, **content},
-        "206": {"description": "A range.", "headers": {**_TAG, **_PART}, **content},
         "304": {"description": "The object has the version of If-None-Match."},
     }
-    statuses = ("400", "404", "409", "412", "416", "500", "503", "504")
-    failures = _failures(*statuses, has_body=not is_head)
     headers = [
-        _header("Range", "Bytes to read, as bytes=0-99."),
         _header("If-Match", "ETags, of which the object must have one."),
         _header("If-None-Match", "ETags that the caller knows."),
     ]
+    statuses = ["400", "404", "409", "412", "500", "503", "504"]
+    if not is_head:
+        part = {"description": "A range.", "headers": {**_TAG, **_PART}, **content}
+        responses["206"] = part
+        statuses.append("416")
+        headers.append(_header("Range", "Bytes to read, as bytes=0-99."))
+        headers.append(_header("If-Range", "ETag without which all bytes are read."))
+    failures = _failures(*sorted(statuses), has_body=not is_head)
     return {"summary": text, "parameters": headers, "responses": {**responses, **failures}}
 
 
