@@ -15,7 +15,7 @@ pub use writing::{Ticket, Write, WriteOutcome, WriteReport};
 use crate::{
     directory::Directory,
     error::{Error, Result},
-    extent::Extent,
+    extent::{Extent, payload_bytes_max},
     file_system::{FileSystem, RealFiles},
     format::{Name, index::Entry},
     index::{Index, Place},
@@ -204,6 +204,13 @@ impl Disk {
     /// Returns what addresses are multiples of that a record can be read to without a copy.
     pub fn direct_alignment(&self) -> u64 {
         self.reader.direct_alignment()
+    }
+
+    /// Returns the length of the longest payload that the directory can take under a tenant and a key
+    /// of these lengths: a longer one is [`WriteOutcome::TooLong`]. 0 if it takes none.
+    pub const fn payload_bytes_max(&self, tenant_bytes: usize, key_bytes: usize) -> u64 {
+        let identity = self.directory.identity();
+        payload_bytes_max(tenant_bytes, key_bytes, identity.unit, identity.extent_bytes)
     }
 
     /// Returns how records are read, and why.

@@ -300,7 +300,39 @@ impl Extent {
 
 /// Tells whether a record of this name and length fits into an empty extent.
 pub fn fits(name: Name<'_>, length: u64, unit: u64, extent_bytes: u64) -> bool {
-    let layout = Layout::of(name, length, unit);
+    fits_lengths(name.tenant.len(), name.key.len(), length, unit, extent_bytes)
+}
+
+/// Returns the length of the longest payload that fits into an empty extent beside a tenant and a key
+/// of these lengths; 0 if none does.
+pub const fn payload_bytes_max(
+    tenant_bytes: usize,
+    key_bytes: usize,
+    unit: u64,
+    extent_bytes: u64,
+) -> u64 {
+    let (mut fitting, mut too_long) = (0, extent_bytes);
+    while fitting + 1 < too_long {
+        let length = fitting + (too_long - fitting) / 2;
+        if fits_lengths(tenant_bytes, key_bytes, length, unit, extent_bytes) {
+            fitting = length;
+        } else {
+            too_long = length;
+        }
+    }
+    fitting
+}
+
+/// Tells the same as [`fits`], of the lengths of a tenant and a key.
+const fn fits_lengths(
+    tenant_bytes: usize,
+    key_bytes: usize,
+    length: u64,
+    unit: u64,
+    extent_bytes: u64,
+) -> bool {
+    let layout = Layout::new(tenant_bytes, key_bytes, length, unit);
     let records = round_up(unit.saturating_add(layout.record_bytes), unit);
-    records.saturating_add(Entry::bytes_of(name)) <= extent_bytes - unit
+    let entry_bytes = Entry::bytes_of_lengths(tenant_bytes, key_bytes);
+    records.saturating_add(entry_bytes) <= extent_bytes - unit
 }

@@ -32,7 +32,12 @@ impl Entry<'_> {
 
     /// Returns the length of the encoded entry of a name.
     pub const fn bytes_of(name: Name<'_>) -> u64 {
-        (FIXED_BYTES + name.tenant.len() + name.key.len()) as u64
+        Self::bytes_of_lengths(name.tenant.len(), name.key.len())
+    }
+
+    /// Returns the length of the encoded entry of a tenant and a key of these lengths.
+    pub const fn bytes_of_lengths(tenant_bytes: usize, key_bytes: usize) -> u64 {
+        (FIXED_BYTES + tenant_bytes + key_bytes) as u64
     }
 }
 
