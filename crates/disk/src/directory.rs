@@ -9,6 +9,7 @@ use std::{
 
 use crate::{
     error::{Error, Result},
+    extent::Extent,
     file_system::{File, FileSystem, Lock, Mode, read_exact, unit, write_all},
     format::{
         UNIT_MIN,
@@ -38,11 +39,12 @@ pub struct Directory {
 
 impl Directory {
     /// Opens a directory for writing. Makes it if it does not exist, with extents of a 16th of the
-    /// capacity, 256 MiB at most; an existing one keeps the length of its extents.
+    /// capacity, 256 MiB at most; an existing one keeps the length of its extents. Gives one extent up
+    /// if the file system has no space for the identity file.
     ///
     /// # Errors
-    /// If another process has it open, if it holds other files, if a later version made it, and
-    /// those of the system.
+    /// If another process has it open, if it holds other files, if a later version made it, if the
+    /// capacity is less than one of its extents, and those of the system.
     pub fn open(files: Arc<dyn FileSystem>, path: &Path, capacity: u64) -> Result<Self> {
         files.create_dir(path).map_err(Error::io("make", path))?;
         let lock = lock(&*files, path)?;
@@ -50,9 +52,60 @@ impl Directory {
             Some(identity) => identity,
             None => new_identity(&*files, path, capacity)?,
         };
+        if capacity < identity.extent_bytes {
+            return Err(Error::Invalid(format!(
+                "{} is divided into files of {} bytes, and a capacity of {capacity} bytes has room for \
+                 none: give it at least {} bytes, or empty it with `mooncake disk wipe`",
+                path.display(),
+                identity.extent_bytes,
+                identity.extent_bytes
+            )));
+        }
         identity.incarnation += 1;
-        write_identity(&*files, path, &identity)?;
-        Ok(Self { files, path: path.into(), identity, _lock: lock })
+        let directory = Self { files, path: path.into(), identity, _lock: lock };
+        match directory.write_identity() {
+            Err(error) if is_full(&error) && directory.give_extent_up()? => {
+                directory.write_identity()
+            }
+            outcome => outcome,
+        }
+        .map_err(Error::io("write", path.join(IDENTITY)))?;
+        Ok(directory)
+    }
+
+    fn write_identity(&self) -> io::Result<()> {
+        let (new, file) = (self.path.join(IDENTITY_NEW), self.path.join(IDENTITY));
+        match self.files.remove(&new) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let open = self.files.open(&new, Mode::Create)?;
+        write_all(&*open, self.identity.encode().as_bytes(), 0)?;
+        open.sync()?;
+        self.files.rename(&new, &file)?;
+        self.files.sync_dir(&self.path)
+    }
+
+    /// Gives the oldest extent back to a file system that is full, so that the others can be read;
+    /// `false` if there is at most one.
+    fn give_extent_up(&self) -> Result<bool> {
+        let numbers = self.extents()?;
+        // One whose head cannot be read has no records that could be.
+        let generation =
+            |number: &u32| Extent::open(self, *number, false).map_or(0, |extent| extent.generation);
+        let Some(oldest) = numbers.iter().min_by_key(|number| generation(number)) else {
+            return Ok(false);
+        };
+        if numbers.len() < 2 {
+            return Ok(false);
+        }
+        let path = self.extent_path(*oldest);
+        self.files.remove(&path).map_err(Error::io("remove", &path))?;
+        tracing::warn!(
+            path = %path.display(),
+            "the file system is full: the oldest file of a directory of records was removed"
+        );
+        Ok(true)
     }
 
     /// Opens an existing directory to look at it or to empty it; does not change its identity.
@@ -194,20 +247,8 @@ fn new_identity(files: &dyn FileSystem, path: &Path, capacity: u64) -> Result<Id
     Ok(Identity { id, incarnation: 0, features: 0, unit, extent_bytes })
 }
 
-fn write_identity(files: &dyn FileSystem, path: &Path, identity: &Identity) -> Result<()> {
-    let (new, file) = (path.join(IDENTITY_NEW), path.join(IDENTITY));
-    let write = || -> io::Result<()> {
-        match files.remove(&new) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let open = files.open(&new, Mode::Create)?;
-        write_all(&*open, identity.encode().as_bytes(), 0)?;
-        open.sync()?;
-        files.rename(&new, &file)?;
-        files.sync_dir(path)
-    };
-    write().map_err(Error::io("write", &file))
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 #[cfg(test)]

@@ -264,9 +264,10 @@ impl HeldLock {
             }
             Err(error) => return Err(error.into()),
         }
-        file.set_len(0)?;
+        // In this order a file system that is full has the space already.
         file.rewind()?;
         file.write_all(holder.as_bytes())?;
+        file.set_len(holder.len() as u64)?;
         Ok(Ok(held))
     }
 }

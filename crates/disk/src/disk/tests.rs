@@ -1,6 +1,7 @@
 //! Tests of a whole directory: on the real file system, and on one that fails.
 
 mod crash;
+mod limits;
 mod reading;
 
 use std::{
