@@ -74,13 +74,45 @@ def test_tuples_come_back_as_lists(transfer: MooncakeBundleTransfer):
 
 @pytest.mark.parametrize(
     "rows",
-    [[object()], [{1}], [2**70], [1j, 2], [np.arange(2), torch.ones(1)], [{1: torch.ones(1)}]],
-    ids=["object", "set", "large", "complex", "array and tensor", "number as key"],
+    [
+        [object()],
+        [{1}],
+        [2**70],
+        [1j, 2],
+        [np.arange(2), torch.ones(1)],
+        [{1: torch.ones(1)}],
+        [{(1, 2): 3}],
+        [["x", {"a": {(): 1}}]],
+        [{"a": np.datetime64("2020", "ns")}],
+        [np.array([2**60 + 1]), np.array([1.5], "f4")],
+        [np.array([2**63 + 1], "u8"), np.array([-1])],
+        [np.array([2**60 + 1]), np.array([1.5]), [2.5]],
+        [np.ma.masked_array([1, 2], [0, 1]), np.ones(1, int)],
+        [{"a": [np.ma.masked_array([1, 2], [0, 1])]}],
+        np.ma.masked_array([1, None], [0, 1], object),
+    ],
+    ids=[
+        *("object", "set", "large", "complex", "array and tensor", "number as key"),
+        *("tuple as key", "deep tuple as key", "time", "integers and floats", "signs", "three"),
+        *("mask", "deep mask", "masked row"),
+    ],
 )
 def test_column_without_a_codec_is_refused(plain: PlainStore, rows: list):
     with pytest.raises(ValueError, match=r"no codec matched|are not all str"):
         put_column(MooncakeBundleTransfer(plain, "p"), rows)
     assert plain.objects == {}
+
+
+def test_arrays_get_a_common_dtype_that_keeps_them(transfer: MooncakeBundleTransfer):
+    for rows, dtype in [
+        ([np.array([2**60 + 1]), np.array([])], "int64"),
+        ([np.array([]), np.array([], "i4")], "float64"),
+        ([np.array([2**53]), np.array([1.5], "f4")], "float64"),
+        ([np.array([255], "u1"), np.array([-1], "i1")], "int16"),
+    ]:
+        back = rows_of(transfer, put_column(transfer, rows))
+        assert [each.tolist() for each in back] == [each.tolist() for each in rows]
+        assert {str(each.dtype) for each in back} == {dtype}
 
 
 def test_tensors_of_one_column_have_one_dtype(plain: PlainStore):
@@ -165,6 +197,7 @@ def test_wrong_rows_are_refused(transfer: MooncakeBundleTransfer):
         ([3], IndexError, "row index 3 out of range for 3 rows"),
         ("ab", TypeError, "rows must be a slice"),
         ([np.True_], TypeError, "row indices must be integers, not bool"),
+        ([True, False, True], TypeError, "row indices must be integers, not bool"),
         (slice(None, None, -1), ValueError, "step must be positive"),
         (StructuredMemberSlice(1, 0, 1), ValueError, "axis=0 only"),
     ]:

@@ -158,6 +158,11 @@ def test_schema_is_for_the_section_that_it_declares(plain: PlainStore):
             "keys not declared",
         ),
         (schema("ragged_tensor_dict"), [3], TypeError, "mappings or None"),
+        (schema("typed_ragged"), [[2**60 + 1], [1.5]], ValueError, "would be another number"),
+        (schema("typed_ragged"), [[2**60 + 1, 1.5]], ValueError, "would be another number"),
+        (schema("msgpack_ragged"), [{(1,): 2}], ValueError, "unhashable"),
+        (schema("bytes_ragged"), [np.ma.masked_array([1], [1])], ValueError, "masked array"),
+        (schema("ragged_tensor"), [np.ma.masked_array([1], [1])], ValueError, "masked array"),
     ],
 )
 def test_rows_that_do_not_fit_a_schema_are_refused(

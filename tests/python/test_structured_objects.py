@@ -219,6 +219,7 @@ def test_values_that_cannot_be_stored_are_refused(plain: PlainStore):
         ([1], "x must be bytes-like, got list"),
         (np.array([{}], dtype=object), "holds Python objects"),
         (np.zeros(1, dtype=[("a", "i4")]), "store each of its fields"),
+        (np.ma.masked_array([1, 2], [0, 1]), r"masked array.*store array\.filled"),
     ]:
         with pytest.raises(TypeError, match=text):
             put(transfer, x=wrong)

@@ -11,9 +11,19 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Array", "Payload", "bytes_payload", "concatenated", "payload_of_array"]
+__all__ = [
+    "MASKED_REFUSED",
+    "Array",
+    "Payload",
+    "bytes_payload",
+    "concatenated",
+    "is_masked",
+    "payload_of_array",
+]
 
 Array = npt.NDArray[Any]
+
+MASKED_REFUSED: Final = "masked array, whose mask would be lost: store array.filled(value)"
 
 # Pieces shorter than this on average are copied together first: a piece costs about 1 us, which is
 # more than the copy of so few bytes.
@@ -65,12 +75,19 @@ class Payload(NamedTuple):
         return Payload(addresses, sizes, self.owner)
 
 
+def is_masked(value: object) -> bool:
+    """Return whether a value is an array of `numpy.ma`, or the masked item of such an array."""
+    return isinstance(value, np.ma.MaskedArray)
+
+
 def payload_of_array(array: Array) -> Payload:
     """Return the items of an array in C order; an array in another order is copied.
 
     Raises:
-        TypeError: The items are Python objects.
+        TypeError: The items are Python objects, or some may be masked.
     """
+    if is_masked(array):
+        raise TypeError(f"a {MASKED_REFUSED}")
     if array.dtype.hasobject:
         raise TypeError(
             f"an array of dtype {array.dtype} holds Python objects, whose bytes are addresses of "

@@ -87,7 +87,7 @@ def rows_of(rows: Any, total: int) -> Array | None:
 
     Raises:
         IndexError: There is no such row.
-        TypeError: The selection is none of these.
+        TypeError: The selection is none of these, or a mask of booleans.
         ValueError: The step of a slice is not positive, or the axis is not 0.
     """
     if rows is None:
@@ -102,6 +102,11 @@ def rows_of(rows: Any, total: int) -> Array | None:
     if not is_array and (not isinstance(rows, Sequence) or isinstance(rows, str | bytes)):
         raise TypeError(
             "DataProto rows must be a slice, StructuredMemberSlice, or row index sequence"
+        )
+    # Upstream takes single booleans for numbers; as many as there are rows are meant as a mask.
+    if not is_array and len(rows) == total > 0 and all(type(row) is bool for row in rows):
+        raise TypeError(
+            "DataProto row indices must be integers, not bool: select with numpy.flatnonzero(mask)"
         )
     numbers: list[int] = []
     for row in rows:

@@ -199,6 +199,8 @@ def _pack_json(value: Any) -> bytes:
 
 def _pack_msgpack(value: Any) -> bytes:
     packed: bytes = _msgpack().packb(value, default=_plain)
+    # Some values are packed but cannot be unpacked: a tuple that is a key becomes a list.
+    _unpack_msgpack(packed)
     return packed
 
 
@@ -213,7 +215,8 @@ def _unpack_msgpack(data: bytes) -> Any:
 
 def _plain(value: Any) -> Any:
     """Return a number of numpy as one of Python, for msgpack."""
-    if isinstance(value, np.generic):
+    # A time of numpy would become an integer, and a record a list.
+    if isinstance(value, np.generic) and value.dtype.kind in "biuf":
         return value.item()
     raise TypeError(f"msgpack has no {type(value).__name__}")
 

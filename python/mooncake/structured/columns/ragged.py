@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -105,11 +105,43 @@ def _same_dtype(arrays: Sequence[Array], dtype: np.dtype[Any] | None, allowed: s
         raise UnsupportedColumnError("a row is no array of numbers")
     kinds = {array.dtype for array in arrays}
     if dtype is None and kinds:
-        dtype = np.result_type(*kinds).newbyteorder("=")
+        dtype = _common_dtype(arrays).newbyteorder("=")
     # The usual case: nothing is copied, and columns have many rows.
     if kinds == {dtype} and all(array.flags.c_contiguous for array in arrays):
         return list(arrays)
     return [np.asarray(array, dtype=dtype, order="C") for array in arrays]
+
+
+def _common_dtype(arrays: Sequence[Array]) -> np.dtype[Any]:
+    """Return the dtype that holds the items of all arrays.
+
+    An array without items has no say: numpy makes floats of an empty list.
+
+    Raises:
+        UnsupportedColumnError: There is none that holds each number as it is.
+    """
+    filled = [array for array in arrays if array.size] or arrays
+    dtype = np.result_type(*{array.dtype for array in filled})
+    if dtype.kind in "fc":
+        for array in filled:
+            if array.size and array.dtype.kind in "iu":
+                _check_integers((array.min(), array.max()), dtype)
+    return dtype
+
+
+def _check_integers(numbers: Iterable[Any], dtype: np.dtype[Any]) -> None:
+    """Check that a dtype of floats holds the integers among some numbers.
+
+    Raises:
+        UnsupportedColumnError: One has more digits.
+    """
+    largest = 1 << np.finfo(dtype).nmant + 1
+    for number in numbers:
+        if isinstance(number, int | np.integer) and abs(int(number)) > largest:
+            raise UnsupportedColumnError(
+                f"the common dtype of the rows is {dtype}, in which {number} would be another "
+                "number: give the rows one dtype, or declare one in FieldSchema metadata['dtype']"
+            )
 
 
 def _arrays_of_lists(
@@ -151,7 +183,7 @@ def _dtype_of_lists(rows: Sequence[Any]) -> np.dtype[Any]:
     arrays = [row for row in rows if isinstance(row, np.ndarray)]
     if not arrays:
         raise UnsupportedColumnError("the rows are not lists of numbers of one type")
-    dtype = np.result_type(*arrays)
+    dtype = _common_dtype(arrays)
     lists = [row for row in rows if not isinstance(row, np.ndarray)]
     if lists and _dtype_of_lists(lists) != dtype:
         raise UnsupportedColumnError("the rows are arrays and lists of different types")
@@ -164,8 +196,11 @@ def _common_dtype_of_lists(rows: Sequence[Any]) -> np.dtype[Any]:
         return _dtype_of_lists(rows)
     except UnsupportedColumnError:
         arrays = [np.asarray(row) for row in rows]
-        # Numpy takes an empty list for one of floats.
-        return np.result_type(*[array for array in arrays if array.size])
+        # Integers of a list with floats in it are floats in its array already.
+        for row, array in zip(rows, arrays, strict=True):
+            if array.dtype.kind in "fc" and not isinstance(row, np.ndarray):
+                _check_integers(np.asarray(row, dtype=object).flat, array.dtype)
+        return _common_dtype(arrays)
 
 
 def _host(row: Any) -> Any:

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from mooncake.structured.columns.blobs import BYTES, JSON, MSGPACK, TEXT
-from mooncake.structured.columns.leaf import EncodedLeaf, LeafCodec
+from mooncake.structured.columns.leaf import EncodedLeaf, LeafCodec, UnsupportedColumnError
 from mooncake.structured.columns.media import MEDIA_LISTS
 from mooncake.structured.columns.ragged import ARRAYS, TENSORS
 from mooncake.structured.columns.scalars import SCALARS
+from mooncake.structured.payloads import MASKED_REFUSED, is_masked
 
 __all__ = ["CODECS", "codec_of", "encode_leaf"]
 
@@ -47,5 +48,8 @@ def encode_leaf(
         UnsupportedColumnError: The codec cannot represent a row.
         ValueError: There is no such codec.
     """
-    metadata, payloads = codec_of(name).encode(values, options or {})
+    codec = codec_of(name)
+    if any(map(is_masked, values)):
+        raise UnsupportedColumnError(f"a row is a {MASKED_REFUSED}")
+    metadata, payloads = codec.encode(values, options or {})
     return EncodedLeaf(name, len(values), metadata, payloads)
