@@ -9,6 +9,8 @@ mod unsupported;
 mod upstream;
 mod work;
 
+use std::sync::atomic::Ordering;
+
 use axum::{extract::State, response::Response};
 use mooncake_base::exposition::{Exposition, Metric};
 use mooncake_http::reply;
@@ -50,7 +52,7 @@ fn text(service: &Service, has_upstream: bool, status: Option<&ClusterStatus>) -
     work::add(&mut out, service);
     quotas::add(&mut out, service);
     mooncake_os::process::add_metrics(&mut out);
-    out.row("mooncake_master_", &VERSIONS, service);
+    out.row("mooncake_master_", &REFUSED_PEERS, service);
     out.head("mooncake_master_info", "gauge", "The version of the master.");
     out.sample("mooncake_master_info", &[("version", VERSION)], 1);
     out.row("mooncake_master_", &UPTIME, service);
@@ -87,11 +89,18 @@ static EVENTS: [Metric<EventCounts>; 4] = [
     Metric::gauge("subscribers", "Connected event subscribers.", |it| it.subscribers),
 ];
 
-static VERSIONS: [Metric<Service>; 1] = [Metric::counter(
-    "refused_versions_total",
-    "Peers refused because they speak another version of the protocol.",
-    |it| it.shared().refused_versions().count(),
-)];
+static REFUSED_PEERS: [Metric<Service>; 2] = [
+    Metric::counter(
+        "refused_versions_total",
+        "Peers refused because they speak another version of the protocol.",
+        |it| it.shared().refused_versions().count(),
+    ),
+    Metric::counter(
+        "refused_tokens_total",
+        "Clients refused because they did not prove the token of this master.",
+        |it| it.shared().refused_tokens().load(Ordering::Relaxed),
+    ),
+];
 
 static UPTIME: [Metric<Service>; 1] =
     [Metric::gauge("uptime_seconds", "Seconds since the master started.", |it| {

@@ -21,5 +21,7 @@ counters! {
         replacements = counter "ha_oplog_gap_resolve_success",
         /// Connections to a leader that broke.
         disconnections = counter "ha_oplog_watch_disconnections",
+        /// Standbys, and at a standby all peers, that did not prove the token of this master.
+        refused_tokens = counter "ha_refused_tokens_total",
     }
 }

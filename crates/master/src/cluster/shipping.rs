@@ -16,7 +16,7 @@ use mooncake_election::View;
 use mooncake_os::threads::{self, start_scoped};
 use mooncake_proto::{
     native_frame::{self, GREETING_BYTES_MAX, ServerGreeting},
-    native_token::{Challenge, ClientProof},
+    native_token::{Challenge, ClientProof, missing_token},
     standby::{
         self, Attach, Attached, Confirm, Frames, FromLeader, FromStandby, SnapshotPart, Start,
         ViewStart,
@@ -122,9 +122,15 @@ impl LogSource {
         if is_refused_version {
             self.service.shared().refused_versions().add();
         }
+        let is_refused_token = error.code() == ErrorCode::ILLEGAL_CLIENT;
+        if is_refused_token {
+            self.counts.refused_tokens.increment();
+        }
         let Some(count) = self.log.record(SystemClock.now(), peer.ip(), error) else { return };
         if is_refused_version {
             tracing::warn!(%peer, %error, count, "refused a standby of another version");
+        } else if is_refused_token {
+            tracing::warn!(%peer, %error, count, "refused a standby: it does not show the token of this master");
         } else {
             tracing::warn!(%peer, %error, count, "the connection of a standby ended");
         }
@@ -194,7 +200,10 @@ impl LogSource {
         let Some(token) = &self.token else { return channel.send(&full) };
         let challenge = Challenge::new();
         channel.send(&challenge.greeting())?;
-        let proof: ClientProof = channel.receive_up_to(GREETING_BYTES_MAX)?;
+        // A standby without a token hangs up here.
+        let proof: ClientProof = channel
+            .receive_up_to(GREETING_BYTES_MAX)
+            .map_err(|error| missing_token().caused_by(error))?;
         match challenge.check(token, &proof) {
             Ok(exchange) => {
                 let mut greeting = full;
@@ -443,34 +452,132 @@ fn malformed(why: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
+    use std::net::{IpAddr, Ipv4Addr, TcpListener};
+
+    use mooncake_proto::native_token;
 
     use super::*;
-    use crate::{service::unproven::ConnectionPermits, state::Rules};
+    use crate::{
+        journal::{Directory, LogSync, SimulatedDisk},
+        service::unproven::ConnectionPermits,
+        state::Rules,
+    };
+
+    const TOKEN: &str = "open sesame";
+
+    /// A leader in view 1.
+    fn leader(service: Service, token: Option<&str>) -> Arc<LogSource> {
+        let (service, member) = (Arc::new(service), "a".to_owned());
+        let token = token.map(|token| Token::new(token).unwrap());
+        let (view, views) = (View(1), vec![ViewStart { view: 1, first_frame: 1 }]);
+        Arc::new(LogSource::new(service, view, views, member, token, Arc::default()))
+    }
+
+    fn without_log() -> Service {
+        Service::new(Rules::default(), SystemClock::shared())
+    }
+
+    fn with_log() -> Service {
+        let directory = Directory::on(Arc::new(SimulatedDisk::default()));
+        let recovered = Journal::open(directory, LogSync::Never).unwrap();
+        Service::from_log(Rules::default(), SystemClock::shared(), recovered).0
+    }
+
+    /// Connects to a leader, which has read the greeting of a standby already.
+    fn connect(leader: &Arc<LogSource>, greeting: &[u8]) -> Channel {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let standby = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        let place = Arc::new(ConnectionPermits::new(8).take_in());
+        leader.serve(stream, BytesMut::from(greeting), place);
+        Channel::over(standby, BytesMut::new()).unwrap()
+    }
+
+    #[track_caller]
+    fn eventually(what: &str, holds: impl Fn() -> bool) {
+        let deadline = SystemClock.now() + Duration::from_secs(20);
+        while !holds() {
+            assert!(!deadline.has_passed(SystemClock.now()), "not in time: {what}");
+            thread::yield_now();
+        }
+    }
+
+    /// Returns whether there is a line in the log about such a refusal of this host.
+    fn has_logged(leader: &LogSource, code: ErrorCode) -> bool {
+        let host = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        leader.log.record(SystemClock.now(), host, &Error::new(code, "again")).is_none()
+    }
 
     #[test]
     fn refused_standby_of_another_version_is_counted() {
-        let service = Arc::new(Service::new(Rules::default(), SystemClock::shared()));
-        let (shared, member) = (Arc::clone(&service), "a".to_owned());
-        let source = LogSource::new(shared, View(1), Vec::new(), member, None, Arc::default());
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let standby = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let leader = leader(without_log(), None);
         let mut greeting = standby::standby_greeting();
         greeting[8] += 1;
-        let (stream, _) = listener.accept().unwrap();
-        let place = Arc::new(ConnectionPermits::new(8).take_in());
-        Arc::new(source).serve(stream, BytesMut::from(&greeting[..]), place);
-        let mut channel = Channel::over(standby, BytesMut::new()).unwrap();
+        let mut channel = connect(&leader, &greeting);
         let answer: ServerGreeting = channel.receive_up_to(GREETING_BYTES_MAX).unwrap();
         let refusal = answer.check_refusal().unwrap_err().to_string();
         for version in [format!("standby_version={}", standby::VERSION + 1), "our_version=2".into()]
         {
             assert!(refusal.contains(&version), "{refusal}");
         }
-        let deadline = SystemClock.now() + Duration::from_secs(20);
-        while service.shared().refused_versions().count() == 0 {
-            assert!(!deadline.has_passed(SystemClock.now()), "it is not counted");
-            thread::yield_now();
+        let count = || leader.service.shared().refused_versions().count();
+        eventually("it is counted", || count() == 1);
+    }
+
+    /// Attaches as a standby that knows the kinds of records of a level; returns the answer.
+    fn attach(leader: &Arc<LogSource>, level: u32) -> FromLeader {
+        let mut channel = connect(leader, &standby::standby_greeting());
+        let _: ServerGreeting = channel.receive_up_to(GREETING_BYTES_MAX).unwrap();
+        channel.begin_checksums();
+        let (member, version) = ("b".to_owned(), "0.1-old".to_owned());
+        let attach = Attach { member, version, level, next_frame: 1, ..Attach::default() };
+        channel.send(&FromStandby { attach: Some(attach), confirm: None }).unwrap();
+        channel.receive().unwrap()
+    }
+
+    #[test]
+    fn standby_that_cannot_read_the_log_is_refused_and_counted() {
+        let leader = leader(with_log(), None);
+        let level = leader.service.shared().journal().unwrap().level().get().0;
+        let count = || leader.service.shared().refused_versions().count();
+        for able in [level, level + 1] {
+            assert!(attach(&leader, able).attached.is_some(), "level {able}");
         }
+        assert_eq!(count(), 0);
+        let refusal = Error::from(&attach(&leader, level - 1).refusal.unwrap());
+        assert_eq!(refusal.code(), ErrorCode::INVALID_VERSION);
+        let text = refusal.to_string();
+        for part in ["standby_version=0.1-old", &format!("our_version={VERSION}")] {
+            assert!(text.contains(part), "{text}");
+        }
+        eventually("it is counted", || count() == 1);
+        eventually("it is logged", || has_logged(&leader, ErrorCode::INVALID_VERSION));
+    }
+
+    #[test]
+    fn refused_token_of_a_standby_is_counted() {
+        let leader = leader(without_log(), Some(TOKEN));
+        let challenged = || {
+            let mut channel = connect(&leader, &standby::standby_greeting());
+            let greeting: ServerGreeting = channel.receive_up_to(GREETING_BYTES_MAX).unwrap();
+            (channel, greeting)
+        };
+        let prove = |token: &str| {
+            let (mut channel, greeting) = challenged();
+            let token = Token::new(token).unwrap();
+            native_token::authenticate(Some(&token), greeting, |proof| {
+                channel.send(proof)?;
+                channel.receive_up_to(GREETING_BYTES_MAX)
+            })
+        };
+        let count = || leader.counts.snapshot().refused_tokens;
+        prove(TOKEN).unwrap();
+        let refusal = prove("another one").unwrap_err();
+        assert_eq!(refusal.code(), ErrorCode::ILLEGAL_CLIENT, "{refusal}");
+        eventually("another token is counted", || count() == 1);
+        eventually("it is logged", || has_logged(&leader, ErrorCode::ILLEGAL_CLIENT));
+        drop(challenged());
+        eventually("no token is counted", || count() == 2);
+        assert_eq!(leader.service.shared().refused_versions().count(), 0);
     }
 }

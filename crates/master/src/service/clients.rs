@@ -1,7 +1,10 @@
 //! The calls about clients and the memory that they lend: register, heartbeat, unregister, mount,
 //! unmount; and the connections that open and close.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use mooncake_base::{ClientId, Error, Moment, Result, SegmentId};
@@ -159,8 +162,9 @@ impl ClientService {
         self.sessions.remove_expired(expired)
     }
 
-    /// Records that a client was refused because of its token.
+    /// Counts and logs that a client was refused because of its token.
     pub(super) fn record_refusal(&self, error: &Error) {
+        self.shared.refused_tokens().fetch_add(1, Ordering::Relaxed);
         self.log.refused(self.shared.now(), error);
     }
 

@@ -5,7 +5,7 @@
 
 use std::{
     borrow::Cow,
-    sync::{Arc, OnceLock},
+    sync::{Arc, OnceLock, atomic::AtomicU64},
     time::Duration,
 };
 
@@ -49,13 +49,15 @@ pub(crate) struct SharedState {
     events: OnceLock<Arc<Events>>,
     op_metrics: OpMetrics,
     refused_versions: RefusedVersions,
+    /// Clients that were refused because of their token.
+    refused_tokens: AtomicU64,
     /// Notified when objects wait for a disk.
     offload_signal: Notify,
     /// What puts wait for that wait for disks.
     disk_progress: DiskProgress,
     /// How often the state was locked.
     #[cfg(test)]
-    locks: std::sync::atomic::AtomicU64,
+    locks: AtomicU64,
     /// The right to answer, for one of several masters.
     leadership: OnceLock<Leadership>,
 }
@@ -74,6 +76,7 @@ impl SharedState {
             events: OnceLock::new(),
             op_metrics: OpMetrics::default(),
             refused_versions: RefusedVersions::default(),
+            refused_tokens: AtomicU64::new(0),
             offload_signal: Notify::new(),
             disk_progress: DiskProgress::default(),
             #[cfg(test)]
@@ -279,6 +282,11 @@ impl SharedState {
     /// Returns the peers of another version.
     pub(crate) fn refused_versions(&self) -> &RefusedVersions {
         &self.refused_versions
+    }
+
+    /// Returns the number of clients that were refused because of their token.
+    pub(crate) const fn refused_tokens(&self) -> &AtomicU64 {
+        &self.refused_tokens
     }
 
     /// Returns the error after which no call is answered any more.

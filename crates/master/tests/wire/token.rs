@@ -126,6 +126,10 @@ fn wrong_and_replayed_proofs_are_refused() {
     let mut mirror = stranger(&running);
     let nonce = mirror.greeting.challenge.clone();
     assert_refused(&send_proof(&mut mirror, &ClientProof { proof: nonce.clone(), nonce }));
+
+    let metrics = get(running.admin(), "/metrics");
+    let metrics = metrics.text();
+    assert!(metrics.contains("\nmooncake_master_refused_tokens_total 3\n"), "{metrics}");
 }
 
 #[test]
