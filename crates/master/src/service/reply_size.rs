@@ -1,5 +1,5 @@
 //! The size of replies: the failures of many items are shortened, so that the reply to a call that
-//! was executed always fits a frame.
+//! was executed always fits a frame. Refusals in greetings are shortened, too.
 
 use mooncake_base::ErrorCode;
 use mooncake_proto::v1::{self, response::Call};
@@ -14,6 +14,9 @@ const KEPT_DETAILS: [&str; 2] = ["retry_after_ms", "moving_objects"];
 /// The length of a value that short failures keep, in digits.
 const KEPT_VALUE_BYTES_MAX: usize = 12;
 
+/// More bytes than a short failure has beside its message.
+pub(super) const SHORT_BYTES_MAX: usize = 128;
+
 /// Shortens the failures of a reply: the first ones stay as they are, later ones name the code and
 /// keep the values by which clients decide when to try again.
 pub(super) fn shorten(reply: &mut Call) {
@@ -24,7 +27,10 @@ pub(super) fn shorten(reply: &mut Call) {
             Some(rest) => left = rest,
             None => {
                 left = 0;
-                shorten_failure(failure);
+                let code = ErrorCode::from_number(failure.code);
+                let name = code.unwrap_or(ErrorCode::INTERNAL_ERROR).name();
+                name.clone_into(&mut failure.message);
+                shorten_failure(failure, name.len());
             }
         }
     };
@@ -83,9 +89,14 @@ fn text_bytes(failure: &v1::Failure) -> usize {
     failure.message.len() + values.sum::<usize>()
 }
 
-fn shorten_failure(failure: &mut v1::Failure) {
-    let code = ErrorCode::from_number(failure.code).unwrap_or(ErrorCode::INTERNAL_ERROR);
-    code.name().clone_into(&mut failure.message);
+/// Shortens a failure: the message has at most so many bytes, and of the values only those stay by which
+/// clients decide when to try again.
+pub(super) fn shorten_failure(failure: &mut v1::Failure, message_bytes_max: usize) {
+    let mut length = failure.message.len().min(message_bytes_max);
+    while !failure.message.is_char_boundary(length) {
+        length -= 1;
+    }
+    failure.message.truncate(length);
     failure.context.retain(|detail| {
         KEPT_DETAILS.contains(&&*detail.name) && detail.value.len() <= KEPT_VALUE_BYTES_MAX
     });
@@ -134,6 +145,7 @@ mod tests {
         let failures =
             (0..).zip(shortened(&(&error).into(), BATCH_ITEMS_MAX)).map(|(item, failure)| {
                 assert_eq!(failure.context.len(), KEPT_DETAILS.len());
+                assert!(failure.encoded_len() - failure.message.len() <= SHORT_BYTES_MAX);
                 v1::ItemFailure { item, failure: Some(failure) }
             });
         let columns = v1::DoneColumns { failures: failures.collect(), ..Default::default() };

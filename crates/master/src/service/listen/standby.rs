@@ -16,7 +16,11 @@ use tokio::{
 };
 
 use super::{HTTP_DEADLINE, Protocol, answer_http, protocol_of};
-use crate::{cluster::not_leader, server::Server};
+use crate::{
+    cluster::not_leader,
+    server::Server,
+    service::reply_size::{SHORT_BYTES_MAX, shorten_failure},
+};
 
 /// More bytes than a greeting has beside the text of its refusal.
 const OTHER_BYTES_MAX: usize = 64;
@@ -84,12 +88,7 @@ fn fitted(refusal: &Error) -> v1::Failure {
     let room = native_frame::GREETING_BYTES_MAX - OTHER_BYTES_MAX;
     if failure.encoded_len() > room {
         // The message has the causes, too.
-        failure.context.clear();
-        let mut length = failure.message.len().min(room - OTHER_BYTES_MAX);
-        while !failure.message.is_char_boundary(length) {
-            length -= 1;
-        }
-        failure.message.truncate(length);
+        shorten_failure(&mut failure, room - SHORT_BYTES_MAX);
     }
     failure
 }
