@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import json
+import re
 import socket
 import urllib.request
 from collections.abc import Iterator
@@ -161,6 +162,65 @@ def leader_told(member: Member) -> tuple[str, int] | None:
     return (told["leader_address"], told["view_version"]) if told["present"] else None
 
 
+def greeting_of(member: Member) -> bytes:
+    """Greet a master as a client does; return all that it says to one that proves nothing."""
+    with socket.create_connection((member.host, member.port), 20) as stream:
+        stream.sendall(b"MOONLEAN" + (2).to_bytes(4, "little"))
+        stream.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: stream.recv(4096), b""))
+
+
+def refused_tokens(member: Member) -> int:
+    _, metrics = member.page("/metrics")
+    found = re.search(rb"^mooncake_master_refused_tokens_total (\d+)$", metrics, re.MULTILINE)
+    assert found
+    return int(found[1])
+
+
+def test_former_leader_names_the_next_to_those_with_its_token(
+    etcd: str, members: list[Member], tmp_path: Path
+) -> None:
+    first, second = members[:2]
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    for member in (first, second):
+        member.flags = [*options(etcd), f"--rpc_token_file={file}"]
+        member.start()
+    masters = Masters(f"{first.address},{second.address}", [first, second])
+    leader = masters.in_sync(2)
+    follower = second if leader is first else first
+    request = urllib.request.Request(
+        f"{leader.running.admin}/api/v1/handover",
+        headers={"Authorization": f"Bearer {TOKEN}"},
+        method="POST",
+    )
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        assert answer.status == 200
+    awaited(lambda: leader_told(leader) == leader_told(follower), masters)
+
+    def refusal(token: str | None) -> str:
+        config = mooncake.StoreConfig(token=token, retry_s=0)
+        with pytest.raises(mooncake.MooncakeError) as refused:
+            mooncake.Store(leader.address, config)
+        return str(refused.value)
+
+    told = refusal(TOKEN)
+    assert "does not lead" in told
+    assert f"leader={follower.address}" in told
+    assert refused_tokens(leader) == 0
+    for token in (None, "another token of this length"):
+        told = refusal(token)
+        assert VARIABLE in told
+        assert "lead" not in told.replace(leader.address, "")
+        assert follower.address not in told
+    assert refused_tokens(leader) == 1
+    assert follower.address.encode() not in greeting_of(leader)
+    config = mooncake.StoreConfig(token=TOKEN, segment_bytes=16 * MIB)
+    with mooncake.Store(masters.place, config) as store:
+        assert store.put("key", b"value")
+        assert store.get("key") == b"value"
+
+
 def answer_to_standby(leader: Member, version: int) -> bytes:
     """Greet a master as a standby of some version does; return what it says until it closes."""
     with socket.create_connection((leader.host, leader.port), 20) as stream:
@@ -186,6 +246,7 @@ def test_standby_needs_token_and_version_of_the_leader(
     masters.leader()
     stranger.start()
     awaited(lambda: "token" in capfd.readouterr().err, masters)
+    awaited(lambda: refused_tokens(first) > 0, masters)
     assert b"another version of the log's protocol" in answer_to_standby(first, version=999)
     second.start()
     awaited(lambda: len(first.status()["in_sync"]) == 2, masters)

@@ -27,6 +27,7 @@ mod supervision;
 mod views;
 
 use std::{
+    net::SocketAddr,
     panic::{self, AssertUnwindSafe},
     sync::{Arc, atomic::AtomicU64},
     time::{Duration, SystemTime},
@@ -38,7 +39,13 @@ use mooncake_election::{
 };
 use tokio::sync::oneshot;
 
-use self::{backend::Backend, counts::LogCounts, member::Membership, status::MemberState};
+use self::{
+    backend::Backend,
+    counts::LogCounts,
+    member::Membership,
+    peer_log::PeerLog,
+    status::MemberState,
+};
 pub(crate) use self::{member_thread::MemberHandle, shipping::LogSource};
 use crate::{config::MasterConfig, fatal::FatalError, journal::Directory, journal::LogSync};
 
@@ -56,6 +63,8 @@ pub(crate) struct Cluster {
     /// A request to hand the leadership over.
     handover: Mutex<Option<Handover>>,
     counts: Arc<LogCounts>,
+    /// The log lines about peers that are refused while this master does not lead.
+    refused_peers: PeerLog,
     /// Why changes were not confirmed when this master led last; `None` if they were.
     unconfirmed: Arc<Mutex<Option<Error>>>,
     /// The label of the pod in Kubernetes.
@@ -131,6 +140,7 @@ impl Cluster {
             next_frame: AtomicU64::new(1),
             handover: Mutex::default(),
             counts: Arc::default(),
+            refused_peers: PeerLog::default(),
             unconfirmed: Arc::default(),
             label: backend.label,
         })
@@ -162,6 +172,15 @@ impl Cluster {
                 .with("lease_service", self.elector.service_address())
                 .caused_by(self.unconfirmed.lock().clone().unwrap_or(failure)),
             None => error,
+        }
+    }
+
+    /// Counts and logs that a peer did not prove the token to this master, which does not lead.
+    pub(crate) fn record_refused_token(&self, peer: Option<SocketAddr>, error: &Error) {
+        self.counts.refused_tokens.increment();
+        let Some(peer) = peer else { return };
+        if let Some(count) = self.refused_peers.record(SystemClock.now(), peer.ip(), error) {
+            tracing::warn!(%peer, %error, count, "refused a peer: it does not show the token of this master");
         }
     }
 

@@ -4,6 +4,9 @@
 //! and tells nothing else of itself. The client answers with a [`ClientProof`]. Only then the master
 //! names itself and its Unix socket, in a second greeting that carries its own proof, which also
 //! covers what the greeting says. The frames that follow are neither encrypted nor authenticated.
+//!
+//! A master that does not lead refuses in its first greeting, beside the challenge. To those that prove
+//! the token it says in the second one who leads, or why nobody does.
 
 use mooncake_base::{
     Error, ErrorCode, Result, Token,
@@ -78,7 +81,7 @@ pub fn missing_token() -> Error {
 }
 
 /// Proves the token to the server that sent this first greeting, if there is one, and has the server
-/// prove it. `prove` sends the proof and returns the answer, which is the server's last greeting.
+/// prove it. A server that refuses beside a challenge gives its reason after the proof. `prove` sends the proof and returns the answer, which is the server's last greeting.
 ///
 /// # Errors
 /// The server's refusal, or `ILLEGAL_CLIENT`: only one side has a token, or the tokens differ.
@@ -87,14 +90,20 @@ pub fn authenticate(
     greeting: ServerGreeting,
     prove: impl FnOnce(&ClientProof) -> Result<ServerGreeting>,
 ) -> Result<ServerGreeting> {
-    greeting.check_refusal()?;
+    let refused = greeting.check_refusal();
     let Some(token) = token else {
-        return if greeting.challenge.is_empty() { Ok(greeting) } else { Err(missing_token()) };
+        let is_open = greeting.challenge.is_empty();
+        return if is_open { refused.map(|()| greeting) } else { Err(missing_token()) };
     };
+    if greeting.challenge.is_empty() {
+        refused.clone()?;
+    }
     let (exchange, proof) = Exchange::answer(token, &greeting)?;
-    let greeting = prove(&proof)?;
-    exchange.check(token, &greeting)?;
-    Ok(greeting)
+    match prove(&proof) {
+        Ok(second) => exchange.check(token, &second).and(refused).map(|()| second),
+        // Without a second greeting, the first one has said enough.
+        Err(error) => Err(refused.err().unwrap_or(error)),
+    }
 }
 
 impl Exchange {
@@ -196,11 +205,40 @@ mod tests {
         for (token, greeting) in [
             (None, Challenge::new().greeting()),
             (Some(&ours), full_greeting()),
-            (Some(&ours), ServerGreeting { refusal, ..Challenge::new().greeting() }),
+            (Some(&ours), ServerGreeting { refusal, ..full_greeting() }),
         ] {
             let error = authenticate(token, greeting, silent).unwrap_err();
             assert_eq!(error.code(), ErrorCode::ILLEGAL_CLIENT, "{error}");
         }
+    }
+
+    #[test]
+    fn reason_of_a_refusal_is_told_after_the_proof() {
+        let ours = token("open sesame");
+        let refusing = |why: &str| {
+            let refusal = Some((&Error::closed(why)).into());
+            ServerGreeting { refusal, ..ServerGreeting::default() }
+        };
+        let greeted = |challenge: &Challenge| ServerGreeting {
+            refusal: refusing("it does not lead").refusal,
+            ..challenge.greeting()
+        };
+        let told = |token: Option<&Token>, answer: fn(ServerGreeting) -> Result<ServerGreeting>| {
+            let challenge = Challenge::new();
+            let greeting = greeted(&challenge);
+            let second = |proof: &ClientProof| {
+                challenge.check(&ours, proof)?;
+                answer(refusing("b leads"))
+            };
+            authenticate(token, greeting, second).unwrap_err().to_string()
+        };
+        assert!(told(Some(&ours), Ok).contains("b leads"));
+        let hung_up = |_| Err(Error::closed("it hung up"));
+        assert!(told(Some(&ours), hung_up).contains("it does not lead"));
+        let not_refused = |_| Ok(ServerGreeting::default());
+        assert!(told(Some(&ours), not_refused).contains("has not proven"));
+        let stranger = told(None, |_| panic!("it proves nothing"));
+        assert!(!stranger.contains("lead") && stranger.contains("token"), "{stranger}");
     }
 
     #[test]

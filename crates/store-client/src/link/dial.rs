@@ -50,12 +50,21 @@ pub(super) fn dial(to: &Endpoint, config: &LinkConfig, deadline: Moment) -> Resu
     Ok(tcp)
 }
 
-/// Returns the first greeting of the server at the address, before any proof.
+/// Returns the first greeting of the server at the address. A token is proven only to a server that
+/// refuses, for its reason.
 ///
 /// # Errors
-/// No resolved address answers; the error is that of the last address tried.
-pub(super) fn greeting(to: &Endpoint, deadline: Moment) -> Result<ServerGreeting> {
-    dial_tcp(to, deadline, Ok).map(|(_, greeting)| greeting)
+/// No resolved address answers, or the server refuses; the error is that of the last address tried.
+pub(super) fn greeting(
+    to: &Endpoint,
+    token: Option<&Token>,
+    deadline: Moment,
+) -> Result<ServerGreeting> {
+    let accept = |greeted: Greeted| match &greeted.1.refusal {
+        Some(_) => authenticate(greeted, token, deadline),
+        None => Ok(greeted),
+    };
+    dial_tcp(to, deadline, accept).map(|(_, greeting)| greeting)
 }
 
 /// A connection and the last greeting received on it.
@@ -125,9 +134,8 @@ fn dial_unix(tcp: &ServerGreeting, token: Option<&Token>, deadline: Moment) -> O
 fn greet(socket: Socket, deadline: Moment) -> Result<Greeted> {
     let mut connection = Connection::new(socket);
     let greeting = connection.greet(deadline).map_err(no_greeting)?;
-    // A standby: it answers no calls, and says who leads.
-    greeting.check_refusal()?;
-    if greeting.version == native_frame::VERSION {
+    // A standby refuses, whatever its version: it answers no calls, and says who leads.
+    if greeting.refusal.is_some() || greeting.version == native_frame::VERSION {
         Ok((connection, greeting))
     } else {
         let why = "the master speaks another version of the native protocol; install its version";
@@ -140,7 +148,7 @@ fn greet(socket: Socket, deadline: Moment) -> Result<Greeted> {
 /// Proves the token to the master and has the master prove it.
 ///
 /// # Errors
-/// `ILLEGAL_CLIENT`: only one side has a token, or the tokens differ.
+/// The refusal of a standby, or `ILLEGAL_CLIENT`: only one side has a token, or the tokens differ.
 fn authenticate(
     (mut connection, greeting): Greeted,
     token: Option<&Token>,

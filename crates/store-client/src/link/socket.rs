@@ -76,9 +76,10 @@ impl SocketLink {
     }
 
     /// Reads the server's first greeting over a separate connection. Calls may connect at once then.
+    /// A server that refuses gives its reason to those that know its token.
     pub(super) fn greeting(&self, deadline: Moment) -> Result<ServerGreeting> {
         let until = deadline.min(SystemClock.now() + self.config.connect_timeout);
-        let greeting = dial::greeting(&self.address, until)?;
+        let greeting = dial::greeting(&self.address, self.config.token.as_ref(), until)?;
         self.circuit.lock().record_success();
         Ok(greeting)
     }

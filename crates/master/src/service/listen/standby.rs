@@ -2,10 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use bytes::BytesMut;
+use bytes::{Buf as _, BytesMut};
 use mooncake_base::{Error, ErrorCode, Result};
 use mooncake_proto::{
-    native_frame::{self, ServerGreeting},
+    native_frame::{self, GREETING_BYTES_MAX, ServerGreeting},
+    native_token::{Challenge, ClientProof},
     v1,
 };
 use prost::Message as _;
@@ -54,38 +55,77 @@ async fn answer_protocol(mut stream: TcpStream, server: &Server) {
     }
 }
 
-/// Greets with the address of the leader, or why there is none; strangers do not learn it from a master
-/// with a token.
+/// Greets with the address of the leader, or why there is none. A master with a token says that only to
+/// those that prove it.
 async fn refuse(mut stream: TcpStream, prefix: BytesMut, server: &Server) -> Result<()> {
-    let mut greeting = prefix;
-    let broken = |source: std::io::Error| {
-        Error::new(ErrorCode::RPC_FAIL, "the peer hung up").caused_by(source)
-    };
+    let mut input = prefix;
+    let greeting_bytes = native_frame::client_greeting().len();
     // A socket that is closed with unread bytes resets the connection, and the answer may be lost.
-    while greeting.len() < native_frame::client_greeting().len() {
-        if stream.read_buf(&mut greeting).await.map_err(broken)? == 0 {
+    while input.len() < greeting_bytes {
+        if stream.read_buf(&mut input).await.map_err(broken)? == 0 {
             return Ok(());
         }
     }
-    let refusal = match server.cluster() {
-        Some(cluster) if server.config().rpc_token.is_none() => cluster.refusal(),
-        _ => not_leader(None),
+    input.advance(greeting_bytes);
+    let reason = match &server.config().rpc_token {
+        None => reason(server),
+        Some(token) => {
+            let challenge = Challenge::new();
+            // Clients of earlier versions read no further, and go on to another master.
+            let refusal = Some(fitted(&not_leader(None)));
+            send(&mut stream, &ServerGreeting { refusal, ..challenge.greeting() }).await?;
+            let Some(proof) = read_proof(&mut stream, &mut input).await? else { return Ok(()) };
+            match challenge.check(token, &proof) {
+                Ok(_) => reason(server),
+                Err(error) => {
+                    if let Some(cluster) = server.cluster() {
+                        cluster.record_refused_token(stream.peer_addr().ok(), &error);
+                    }
+                    error
+                }
+            }
+        }
     };
-    let ours = ServerGreeting {
-        version: native_frame::VERSION,
-        refusal: Some(fitted(&refusal)),
-        ..ServerGreeting::default()
-    };
-    let mut output = BytesMut::new();
-    native_frame::encode(&ours, &mut output)?;
-    stream.write_all(&output).await.map_err(broken)?;
+    let version = native_frame::VERSION;
+    let refusal = Some(fitted(&reason));
+    send(&mut stream, &ServerGreeting { version, refusal, ..ServerGreeting::default() }).await?;
     stream.shutdown().await.map_err(broken)
+}
+
+/// Returns why this master answers no calls.
+fn reason(server: &Server) -> Error {
+    server.cluster().map_or_else(|| not_leader(None), |cluster| cluster.refusal())
+}
+
+/// Reads the proof of the token; `None` if the peer closed the connection instead.
+async fn read_proof(stream: &mut TcpStream, input: &mut BytesMut) -> Result<Option<ClientProof>> {
+    loop {
+        match native_frame::decode(input, GREETING_BYTES_MAX) {
+            Ok(Some(proof)) => return Ok(Some(proof)),
+            Ok(None) => {}
+            // The first call of a client that knows no tokens.
+            Err(_) => return Ok(Some(ClientProof::default())),
+        }
+        if stream.read_buf(input).await.map_err(broken)? == 0 {
+            return Ok(None);
+        }
+    }
+}
+
+async fn send(stream: &mut TcpStream, greeting: &ServerGreeting) -> Result<()> {
+    let mut output = BytesMut::new();
+    native_frame::encode(greeting, &mut output)?;
+    stream.write_all(&output).await.map_err(broken)
+}
+
+fn broken(source: std::io::Error) -> Error {
+    Error::new(ErrorCode::RPC_FAIL, "the peer hung up").caused_by(source)
 }
 
 /// Returns a refusal that a greeting has room for: its causes name addresses, of any length.
 fn fitted(refusal: &Error) -> v1::Failure {
     let mut failure: v1::Failure = refusal.into();
-    let room = native_frame::GREETING_BYTES_MAX - OTHER_BYTES_MAX;
+    let room = GREETING_BYTES_MAX - OTHER_BYTES_MAX;
     if failure.encoded_len() > room {
         // The message has the causes, too.
         shorten_failure(&mut failure, room - SHORT_BYTES_MAX);
@@ -111,7 +151,7 @@ mod tests {
                 ServerGreeting { version, refusal: Some(refusal), ..ServerGreeting::default() };
             let mut output = BytesMut::new();
             native_frame::encode(&greeting, &mut output).unwrap();
-            assert!(output.len() <= native_frame::GREETING_BYTES_MAX, "{length}: {}", output.len());
+            assert!(output.len() <= GREETING_BYTES_MAX, "{length}: {}", output.len());
         }
     }
 }
