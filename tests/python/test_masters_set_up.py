@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import json
+import os
 import re
+import signal
 import socket
 import urllib.request
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MIB
+from conftest import MIB, freeze
 from elected_masters import DEADLINE_S, LEASE_S, Masters, Member, awaited, distinct_ports
 from metadata_servers import etcd_process
 from test_dummy_client import start_daemon
@@ -154,6 +156,53 @@ def test_lone_master_becomes_one_of_two(etcd: str, members: list[Member], tmp_pa
         assert ctypes.string_at(session, 3) == b"lue"
         assert dummy.put("dummy", b"d") == 0
         assert store.get_many(["rest", "dummy"]) == [b"r", b"d"]
+
+
+def test_tasks_and_drains_under_way_outlast_a_handover(etcd: str, members: list[Member]) -> None:
+    first, second = members[:2]
+    for member in (first, second):
+        member.flags = options(etcd)
+        member.start()
+    masters = Masters(f"etcd://{etcd}", [first, second])
+    leader = masters.in_sync(2)
+    follower = second if leader is first else first
+    config = mooncake.StoreConfig(segment_bytes=16 * MIB, retry_s=DEADLINE_S)
+    with ExitStack() as stack:
+        copying, drained = (start_daemon(masters.place) for _ in range(2))
+        # Their tasks wait for them while they are stopped.
+        for daemon in (copying, drained):
+            stack.callback(daemon.kill)
+        store = stack.enter_context(mooncake.Store(masters.place, config))
+        assert store.put(
+            "copied", b"c", options=mooncake.PutOptions(preferred_segments=[copying.name])
+        )
+        assert store.put(
+            "moved", b"m", options=mooncake.PutOptions(preferred_segments=[drained.name])
+        )
+        for daemon in (copying, drained):
+            freeze(daemon.process.pid)
+        cancelled = store.drain(copying.name, to=store.name)
+        cancelled.cancel()
+        task = store.copy("copied", to=store.name)
+        drain = store.drain(drained.name, to=store.name)
+        awaited(lambda: drain.info().active == 1, masters)
+        before = [each.info() for each in (task, drain, cancelled)]
+        assert not before[0].is_over
+        assert not before[1].is_over
+        assert hand_over(leader, follower)[0] == 200
+
+        task, drain = store.task(task.id), store.drain_of(drain.id)
+        found = [each.info() for each in (task, drain, store.drain_of(cancelled.id))]
+        assert (found[0].state, found[2].state) == (before[0].state, "canceled")
+        assert not found[1].is_over
+        assert found[1].segments == [drained.name]
+        for daemon in (copying, drained):
+            os.kill(daemon.process.pid, signal.SIGCONT)
+        assert task.wait(DEADLINE_S).state == "success"
+        assert drain.wait(DEADLINE_S).state == "succeeded"
+        assert {copy.segment for copy in store.copies("copied")} == {copying.name, store.name}
+        assert {copy.segment for copy in store.copies("moved")} == {store.name}
+        assert store.get_many(["copied", "moved"]) == [b"c", b"m"]
 
 
 def leader_told(member: Member) -> tuple[str, int] | None:
