@@ -40,7 +40,7 @@ use mooncake_election::{
 use tokio::sync::oneshot;
 
 use self::{
-    backend::Backend,
+    backend::{Backend, Dialing},
     counts::LogCounts,
     member::Membership,
     peer_log::PeerLog,
@@ -67,6 +67,7 @@ pub(crate) struct Cluster {
     refused_peers: PeerLog,
     /// Why changes were not confirmed when this master led last; `None` if they were.
     unconfirmed: Arc<Mutex<Option<Error>>>,
+    dialing: Dialing,
     /// The label of the pod in Kubernetes.
     label: Option<LeaderLabel>,
 }
@@ -142,6 +143,7 @@ impl Cluster {
             counts: Arc::default(),
             refused_peers: PeerLog::default(),
             unconfirmed: Arc::default(),
+            dialing: backend.dialing,
             label: backend.label,
         })
     }

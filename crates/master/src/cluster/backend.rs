@@ -1,8 +1,8 @@
 //! The lease service that the options name.
 
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use mooncake_base::{Endpoint, Result};
+use mooncake_base::{Endpoint, Moment, Result};
 use mooncake_election::{
     ClusterId, LeaseService,
     etcd::EtcdLease,
@@ -13,6 +13,24 @@ use mooncake_kv_client::redis::RedisAddress;
 
 use crate::config::{LeaseBackend, MasterConfig};
 
+/// Time in which a leader must accept a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How a standby finds the addresses of a leader.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Dialing {
+    /// Returns the addresses of a host, at least one.
+    pub(super) resolve: fn(&Endpoint, Moment) -> Result<Vec<SocketAddr>>,
+    /// Time in which a leader must be found and accept a connection.
+    pub(super) timeout: Duration,
+}
+
+impl Default for Dialing {
+    fn default() -> Self {
+        Self { resolve: mooncake_os::dial::resolve, timeout: CONNECT_TIMEOUT }
+    }
+}
+
 /// The services outside of the cluster that a member uses.
 #[derive(Debug)]
 pub(super) struct Backend {
@@ -20,6 +38,7 @@ pub(super) struct Backend {
     /// The label of the pod that says whether this master leads. `None` outside of Kubernetes, and if
     /// the options do not name the pod.
     pub(super) label: Option<LeaderLabel>,
+    pub(super) dialing: Dialing,
 }
 
 impl Backend {
@@ -28,7 +47,8 @@ impl Backend {
     /// # Errors
     /// An option is missing or invalid, or the service account of the pod cannot be read.
     pub(super) fn of(config: &MasterConfig) -> Result<Self> {
-        Ok(Self { lease_service: lease_service(config)?, label: leader_label(config)? })
+        let (lease_service, label) = (lease_service(config)?, leader_label(config)?);
+        Ok(Self { lease_service, label, dialing: Dialing::default() })
     }
 }
 

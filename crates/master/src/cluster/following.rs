@@ -1,7 +1,9 @@
 //! The standby's side: receives the log of the leader, writes it to the own log and confirms it.
 
 use std::{
+    mem,
     net::{IpAddr, SocketAddr},
+    ops::{Deref, DerefMut},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -13,7 +15,7 @@ use std::{
 
 use mooncake_base::{
     Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock,
-    sync::{Condvar, Mutex},
+    sync::{Condvar, Mutex, MutexGuard},
 };
 use mooncake_election::{LeaderAddress, Role};
 use mooncake_os::threads::{self, Threads};
@@ -32,9 +34,6 @@ use crate::{
     service::VERSION,
 };
 
-/// Time in which a leader must accept a connection.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-
 /// Pause before a connection that failed is tried again.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
@@ -46,14 +45,28 @@ const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Following {
     shared: Arc<Shared>,
-    threads: Threads,
+    /// The thread that follows.
+    follower: Threads,
+    /// The thread of the files.
+    upkeep: Threads,
+}
+
+/// What a standby has when it ends.
+#[derive(Debug)]
+pub(super) struct Followed {
+    pub(super) log: StandbyLog,
+    pub(super) membership: Membership,
+    /// The thread of the files. It may still sync a file or end a snapshot, for as long as the disk takes:
+    /// nobody waits for it before the directory is opened again.
+    pub(super) upkeep: Threads,
 }
 
 /// The log and what goes with it. Only the thread that receives changes the log.
 #[derive(Debug)]
 struct Shared {
     cluster: Arc<Cluster>,
-    log: Mutex<StandbyLog>,
+    /// `None` once following has ended.
+    log: Mutex<Option<StandbyLog>>,
     /// Held while files are replaced: by a snapshot of the leader, or by an own one.
     files: Mutex<()>,
     membership: Mutex<Membership>,
@@ -61,6 +74,24 @@ struct Shared {
     /// The progress has changed, or the end has come.
     changed: Condvar,
     is_ended: AtomicBool,
+}
+
+/// The log, locked by a thread that is there for as long as the log is.
+#[derive(Debug)]
+struct LogGuard<'a>(MutexGuard<'a, Option<StandbyLog>>);
+
+impl Deref for LogGuard<'_> {
+    type Target = StandbyLog;
+
+    fn deref(&self) -> &StandbyLog {
+        self.0.as_ref().expect("the log is taken when following has ended")
+    }
+}
+
+impl DerefMut for LogGuard<'_> {
+    fn deref_mut(&mut self) -> &mut StandbyLog {
+        self.0.as_mut().expect("the log is taken when following has ended")
+    }
 }
 
 /// How far the standby is.
@@ -101,20 +132,20 @@ impl Following {
     ) -> Result<Self> {
         let shared = Arc::new(Shared {
             cluster,
-            log: Mutex::new(log),
+            log: Mutex::new(Some(log)),
             files: Mutex::default(),
             membership: Mutex::new(membership),
             progress: Mutex::default(),
             changed: Condvar::new(),
             is_ended: AtomicBool::new(false),
         });
-        let following = Self { shared, threads: Threads::unbounded() };
-        following.spawn("mc-follow", Shared::run)?;
-        following.spawn("mc-standby-sync", Shared::maintain)?;
+        let following = Self { shared, follower: Threads::new(1), upkeep: Threads::new(1) };
+        following.spawn(&following.follower, "mc-follow", Shared::run)?;
+        following.spawn(&following.upkeep, "mc-standby-sync", Shared::maintain)?;
         Ok(following)
     }
 
-    fn spawn(&self, name: &str, run: fn(&Shared)) -> Result<()> {
+    fn spawn(&self, threads: &Threads, name: &str, run: fn(&Shared)) -> Result<()> {
         let shared = Arc::clone(&self.shared);
         let run = move || {
             shared.cluster.run_thread(|| {
@@ -122,31 +153,30 @@ impl Following {
                 Ok(())
             });
         };
-        self.threads.spawn(name, run).map_err(|source| {
+        threads.spawn(name, run).map_err(|source| {
             Error::internal("a thread of the standby cannot be started").caused_by(source)
         })
     }
 
-    /// Ends following, and returns what was followed with.
+    /// Ends following, and returns what was followed with. Does not wait for the files.
     ///
     /// # Errors
     /// A thread panicked with the log in its hands.
-    pub(super) fn stop(self) -> Result<(StandbyLog, Membership)> {
+    pub(super) fn stop(mut self) -> Result<Followed> {
         self.end();
-        let shared = Arc::clone(&self.shared);
-        drop(self);
-        let Shared { cluster, log, membership, .. } = Arc::into_inner(shared)
-            .ok_or_else(|| Error::internal("a thread of the standby did not end"))?;
-        if let Some(error) = cluster.fatal.get() {
+        let shared = &self.shared;
+        if let Some(error) = shared.cluster.fatal.get() {
             return Err(error.clone());
         }
-        Ok((log.into_inner(), membership.into_inner()))
+        let log = shared.log.lock().take().expect("only this takes the log");
+        let membership = shared.membership.lock().clone();
+        Ok(Followed { log, membership, upkeep: mem::replace(&mut self.upkeep, Threads::new(0)) })
     }
 
     fn end(&self) {
-        self.threads.stop(|| {
+        self.follower.stop(|| {
             self.shared.is_ended.store(true, Ordering::Release);
-            self.shared.log.lock().cancel_compaction();
+            self.shared.log().cancel_compaction();
             {
                 let progress = self.shared.progress.lock();
                 if let Some(interrupt) = &progress.interrupt {
@@ -161,10 +191,15 @@ impl Following {
 impl Drop for Following {
     fn drop(&mut self) {
         self.end();
+        self.upkeep.join();
     }
 }
 
 impl Shared {
+    fn log(&self) -> LogGuard<'_> {
+        LogGuard(self.log.lock())
+    }
+
     fn is_ended(&self) -> bool {
         self.is_ended.load(Ordering::Acquire)
     }
@@ -173,7 +208,7 @@ impl Shared {
     fn run(&self) {
         let mut last = String::new();
         while !self.is_ended() {
-            let mended = self.log.lock().mend();
+            let mended = self.log().mend();
             let followed = match mended {
                 Ok(()) => self.leader().map(|leader| self.follow(&leader)),
                 Err(error) => Some(Err(error)),
@@ -226,13 +261,14 @@ impl Shared {
     /// system's resolver cannot be interrupted.
     fn resolve(&self, leader: &Endpoint, deadline: Moment) -> Result<Vec<SocketAddr>> {
         let leader = leader.clone().or_port(RPC_PORT);
+        let resolve_name = self.cluster.dialing.resolve;
         if leader.host.parse::<IpAddr>().is_ok() {
-            return mooncake_os::dial::resolve(&leader, deadline);
+            return resolve_name(&leader, deadline);
         }
         let (sender, receiver) = mpsc::sync_channel(1);
         self.set_interrupt(Interrupt::Lookup(sender.clone()))?;
         // Nobody waits any more if the end has come, or the deadline.
-        let resolve = move || drop(sender.try_send(mooncake_os::dial::resolve(&leader, deadline)));
+        let resolve = move || drop(sender.try_send(resolve_name(&leader, deadline)));
         threads::start_detached("mc-resolve", resolve).map_err(|source| {
             Error::internal("the thread that resolves a name cannot be started").caused_by(source)
         })?;
@@ -246,7 +282,7 @@ impl Shared {
 
     fn follow(&self, leader: &Endpoint) -> Result<()> {
         let token = self.cluster.settings.token.as_ref();
-        let deadline = SystemClock.now() + CONNECT_TIMEOUT;
+        let deadline = SystemClock.now() + self.cluster.dialing.timeout;
         let addresses = self.resolve(leader, deadline)?;
         let keep = |closer| self.set_interrupt(Interrupt::Connection(closer));
         let mut channel = Channel::connect(&addresses, token, deadline, keep)?;
@@ -264,7 +300,7 @@ impl Shared {
         self.set_interrupt(Interrupt::Connection(channel.closer()?))?;
         let attached = self.attach(channel)?;
         self.cluster.unconfirmed.lock().take();
-        self.log.lock().forget_leases();
+        self.log().forget_leases();
         self.begin(channel, &attached)?;
         let mut is_behind = true;
         loop {
@@ -281,12 +317,12 @@ impl Shared {
             }
             confirm(channel, Confirm { position, next_frame })?;
             // The leader need not wait for it.
-            self.log.lock().apply()?;
+            self.log().apply()?;
         }
     }
 
     fn attach(&self, channel: &mut Channel) -> Result<Attached> {
-        let (timeline_id, next_frame) = self.log.lock().place();
+        let (timeline_id, next_frame) = self.log().place();
         let settings = &self.cluster.settings;
         let attach = Attach {
             member: settings.member.to_string(),
@@ -327,15 +363,15 @@ impl Shared {
         if attached.start() != Start::Place {
             self.give_up_log(attached)?;
             self.cluster.counts.replacements_begun.increment();
-            self.log.lock().cancel_compaction();
+            self.log().cancel_compaction();
             files = Some(self.files.lock());
         }
         match attached.start() {
             Start::Place => {}
-            Start::FirstFrame => self.log.lock().begin_anew(timeline_id)?,
+            Start::FirstFrame => self.log().begin_anew(timeline_id)?,
             Start::Snapshot => {
                 let number = attached.snapshot;
-                let mut snapshot = self.log.lock().receive_snapshot(timeline_id, number)?;
+                let mut snapshot = self.log().receive_snapshot(timeline_id, number)?;
                 loop {
                     let message: FromLeader = channel.receive()?;
                     if let Some(refusal) = &message.refusal {
@@ -349,7 +385,7 @@ impl Shared {
                 }
                 let mut alive = channel.split()?;
                 let next_frame = say_alive(&mut alive, || {
-                    let mut log = self.log.lock();
+                    let mut log = self.log();
                     let adopted = log.adopt_snapshot(snapshot);
                     adopted.inspect_err(|_| self.cluster.counts.refused.increment())?;
                     Ok(log.place().1)
@@ -365,7 +401,7 @@ impl Shared {
 
     /// Prepares to empty the log: from here on this member does not lead before it has followed.
     fn give_up_log(&self, attached: &Attached) -> Result<()> {
-        let is_empty = self.log.lock().is_empty();
+        let is_empty = self.log().is_empty();
         self.membership.lock().give_up_log(is_empty)?;
         self.cluster.elector.set_complete(false);
         may_give_up_log(self.cluster.elector.role())?;
@@ -375,7 +411,7 @@ impl Shared {
 
     /// Writes frames to the log, and takes notes of leases. Returns the number of the next frame.
     fn receive(&self, frames: Frames) -> Result<u64> {
-        let mut log = self.log.lock();
+        let mut log = self.log();
         let before = log.place().1;
         if let Err(error) = log.accept(&frames.bytes) {
             // A log that cannot be written says nothing of the frames.
@@ -431,18 +467,27 @@ impl Shared {
     }
 
     fn maintain_once(&self) -> Result<()> {
-        if self.cluster.settings.log_sync != LogSync::Never {
-            let point = self.log.lock().sync_point();
-            if let Some(point) = point {
-                point.sync()?;
-                self.log.lock().end_sync(&point);
+        let is_synced = self.cluster.settings.log_sync != LogSync::Never;
+        // A long log is synced before it goes on in another file, which frames wait for.
+        let to_sync = |log: &StandbyLog| {
+            if is_synced || log.is_long() { log.sync_point() } else { None }
+        };
+        let point = self.log.lock().as_ref().and_then(to_sync);
+        if let Some(point) = point {
+            point.sync()?;
+            if let Some(log) = &mut *self.log.lock() {
+                log.end_sync(&point);
             }
         }
         let _files = self.files.lock();
-        let compaction = self.log.lock().begin_compaction()?;
-        let Some(compaction) = compaction else { return Ok(()) };
+        let begun = self.log.lock().as_mut().map(StandbyLog::begin_compaction);
+        let Some(compaction) = begun.transpose()?.flatten() else { return Ok(()) };
         match compaction.run() {
-            Ok(bytes) => self.log.lock().end_compaction(bytes),
+            Ok(bytes) => {
+                if let Some(log) = &mut *self.log.lock() {
+                    log.end_compaction(bytes);
+                }
+            }
             Err(_) if self.is_ended() => {}
             Err(error) => return Err(error),
         }
@@ -486,21 +531,4 @@ fn ended() -> Error {
 
 fn malformed() -> Error {
     Error::new(ErrorCode::RPC_FAIL, "the message of the leader is malformed")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn waiting_for_the_addresses_of_a_leader_can_be_ended() {
-        let (sender, receiver) = mpsc::sync_channel(1);
-        let interrupt = Interrupt::Lookup(sender.clone());
-        interrupt.end();
-        assert!(receiver.recv().unwrap().unwrap_err().to_string().contains("does not follow"));
-        // Addresses that are there already, and the end after them, wait for nobody.
-        sender.try_send(Ok(Vec::new())).unwrap();
-        interrupt.end();
-        assert_eq!(receiver.recv().unwrap().unwrap(), []);
-    }
 }

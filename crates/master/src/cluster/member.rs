@@ -17,7 +17,7 @@ const FILE: &str = "member.json";
 const HOST_MAX: usize = 64;
 
 /// The part that a member plays in a cluster, kept in a file.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Membership {
     directory: Arc<Directory>,
     kept: Kept,

@@ -15,7 +15,7 @@ use mooncake_os::threads::Threads;
 use super::{
     Cluster, Handover, LogSource, MemberSettings,
     backend::Backend,
-    following::Following,
+    following::{Followed, Following},
     lease_notes::LeaseTeller,
     member::Membership,
     not_leader, open_directory,
@@ -144,9 +144,12 @@ impl MemberThread {
             let log = self.open_log(&mut membership)?;
             let following = Following::start(Arc::clone(&self.cluster), log, membership)?;
             let elected = self.wait_until_elected()?;
-            let (log, members) = following.stop()?;
-            membership = match elected {
-                Some(view) => self.lead(view, log, members)?,
+            let Followed { log, membership: members, upkeep } = following.stop()?;
+            let led = elected.map(|view| self.lead(view, log, members));
+            // A snapshot of the standby may still be on its way to the disk.
+            upkeep.join();
+            membership = match led {
+                Some(membership) => membership?,
                 None => return Ok(()),
             };
             self.cluster.elector.restart(membership.history());

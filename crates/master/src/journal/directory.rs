@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use mooncake_base::{Error, ErrorCode, Result};
+use mooncake_base::{Error, ErrorCode, Result, sync::Mutex};
 
 use super::{
     disk::{Disk, LogFile, SystemDisk},
@@ -28,6 +28,8 @@ const MARKER: &[u8] = b"The files of this timeline are in use.\n";
 pub struct Directory {
     path: PathBuf,
     disk: Arc<dyn Disk>,
+    /// Held while a snapshot is made: its unfinished file has one name.
+    snapshots: Mutex<()>,
     _lock: Option<File>,
 }
 
@@ -51,7 +53,8 @@ impl Directory {
         match file.try_lock() {
             Ok(()) => {
                 let disk = Arc::new(SystemDisk { path: path.to_owned() });
-                Ok(Self { path: path.to_owned(), disk, _lock: Some(file) })
+                let snapshots = Mutex::default();
+                Ok(Self { path: path.to_owned(), disk, snapshots, _lock: Some(file) })
             }
             Err(TryLockError::WouldBlock) => Err(Error::new(
                 ErrorCode::PERSISTENT_FAIL,
@@ -65,7 +68,13 @@ impl Directory {
     /// Returns a directory on another disk than that of the system. It needs no lock.
     #[cfg(any(test, feature = "test-util"))]
     pub fn on(disk: Arc<dyn Disk>) -> Self {
-        Self { path: PathBuf::from("simulated"), disk, _lock: None }
+        let (path, snapshots) = (PathBuf::from("simulated"), Mutex::default());
+        Self { path, disk, snapshots, _lock: None }
+    }
+
+    /// The lock of the one who makes a snapshot.
+    pub(super) const fn snapshots(&self) -> &Mutex<()> {
+        &self.snapshots
     }
 
     pub(super) fn path(&self) -> &Path {

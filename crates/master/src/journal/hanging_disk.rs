@@ -25,7 +25,7 @@ macro_rules! forward {
     };
 }
 
-pub(super) use forward;
+pub(crate) use forward;
 
 /// A disk whose writes and syncs hang or fail while the gate says so.
 #[derive(Debug, Default)]

@@ -111,6 +111,7 @@ fn run_syncs<O: StateOwner>(owner: &Weak<O>) {
 /// Takes the snapshots that are due.
 fn run_snapshots<O: StateOwner>(owner: &Weak<O>) {
     let mut not_before = SystemClock.now();
+    let mut is_put_off = false;
     while let Some(owner) = owner.upgrade() {
         let Some(journal) = owner.journal() else { return };
         let wake = journal.snapshot_requests.wait(RETRY);
@@ -121,13 +122,17 @@ fn run_snapshots<O: StateOwner>(owner: &Weak<O>) {
             // The files stay as they are.
             continue;
         }
+        is_put_off |= wake == Wake::Requested;
+        // What this master began as a standby ends by itself.
+        let Some(_making) = journal.directory.snapshots().try_lock() else { continue };
+        let is_requested = std::mem::take(&mut is_put_off);
         if !journal.is_healthy.load(Ordering::Acquire) {
             let new_timeline_id = SegmentId::random().to_bytes();
             if let Err(error) = take_snapshot(&*owner, journal, Some(new_timeline_id)) {
                 Snapshot::give_up(journal);
                 tracing::warn!(%error, "the log cannot be restarted yet");
             }
-        } else if wake == Wake::Requested
+        } else if is_requested
             && not_before.has_passed(SystemClock.now())
             && let Err(error) = take_snapshot(&*owner, journal, None)
         {

@@ -109,6 +109,8 @@ impl StandbyLog {
     /// # Errors
     /// The files cannot be removed or written.
     pub(crate) fn begin_anew(&mut self, timeline_id: [u8; 16]) -> Result<()> {
+        let directory = Arc::clone(&self.directory);
+        let _no_snapshot = directory.snapshots().lock();
         self.directory.remove_all()?;
         let mut recovered = Recovered::empty();
         recovered.timeline_id = timeline_id;
@@ -313,16 +315,18 @@ impl StandbyLog {
         self.synced_frame = self.synced_frame.max(point.next_frame);
     }
 
+    /// Returns whether the log is long enough to be compacted.
+    pub(crate) fn is_long(&self) -> bool {
+        self.recovered.log_bytes > LOG_BYTES_MAX.max(2 * self.recovered.snapshot_bytes)
+    }
+
     /// Continues in another file if the log is long, so that the earlier ones can be replaced by a
     /// snapshot.
     ///
     /// # Errors
     /// A file cannot be synced or made.
     pub(crate) fn begin_compaction(&mut self) -> Result<Option<Compaction>> {
-        if self.recovered.log_bytes <= LOG_BYTES_MAX.max(2 * self.recovered.snapshot_bytes) {
-            return Ok(None);
-        }
-        self.compact().map(Some)
+        if self.is_long() { self.compact().map(Some) } else { Ok(None) }
     }
 
     pub(crate) fn compact(&mut self) -> Result<Compaction> {
@@ -421,11 +425,15 @@ impl Compaction {
     /// # Errors
     /// A file cannot be read or written, or the standby has ended.
     pub(crate) fn run(&self) -> Result<u64> {
-        let directory = self.directory.upgrade().ok_or_else(|| Error::closed("standby ended"))?;
+        let directory = self.directory.upgrade().ok_or_else(ended)?;
+        let _making = directory.snapshots().lock();
         let is_cancelled = || self.is_cancelled.load(Ordering::Acquire);
         let mut replay = |image: &mut Image, effects: &[u8]| {
             if is_cancelled() { Err(DecodeError { at: 0 }) } else { image.replay(effects) }
         };
+        if is_cancelled() {
+            return Err(ended());
+        }
         let recovered = recovery::recover_before(&directory, self.number, &mut replay)?;
         if recovered.next_frame != self.first_frame {
             return Err(refused("is missing in the files", recovered.next_frame));
@@ -451,6 +459,9 @@ impl Compaction {
             log_frame::seal(&mut end, SNAPSHOT_END, self.first_frame);
             file.append(&end)?;
             file.sync()?;
+            if is_cancelled() {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
             directory.disk().rename(UNFINISHED, &file_name(kind, self.number))?;
             directory.disk().sync_directory()?;
             Ok(length + end.len() as u64)
@@ -503,6 +514,10 @@ fn make_file(
 
 fn unfinished_error(directory: &Directory, source: io::Error) -> Error {
     file_error("cannot be written", &directory.path_of(UNFINISHED), source)
+}
+
+fn ended() -> Error {
+    Error::closed("the standby has ended")
 }
 
 fn refused(what: &str, awaited: u64) -> Error {

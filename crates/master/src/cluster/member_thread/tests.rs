@@ -2,13 +2,13 @@
 //! pod of a leader has a label.
 
 use std::{
-    io::{BufRead as _, BufReader, Read as _, Write as _},
-    net::TcpListener,
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
+    net::{SocketAddr, TcpListener},
 };
 
 use bytes::BytesMut;
 use mooncake_base::{
-    Moment,
+    Endpoint, Moment,
     sync::{Condvar, Mutex},
 };
 use mooncake_election::{
@@ -24,9 +24,17 @@ use mooncake_proto::{
 use tokio::{sync::mpsc, time::timeout};
 
 use super::*;
-use crate::{addresses::Addresses, admin::health_of, cluster::channel::Channel};
+use crate::{
+    addresses::Addresses,
+    admin::health_of,
+    cluster::{backend::Dialing, channel::Channel},
+    journal::{Disk, LogFile, LogSync, SimulatedDisk, hanging_disk::forward},
+    state::Effect,
+};
 
 const TTL: Duration = Duration::from_secs(1);
+
+const DEADLINE: Duration = Duration::from_secs(20);
 
 /// The call of the lease service that panics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,7 +129,8 @@ struct Member {
     handle: MemberHandle,
     server: Arc<Server>,
     service: Arc<FaultyService>,
-    _folder: tempfile::TempDir,
+    id: MemberId,
+    _folder: Option<tempfile::TempDir>,
 }
 
 fn start_member(fault: Fault, label: Option<LeaderLabel>) -> Member {
@@ -136,10 +145,23 @@ fn start_member_with(
     prepare: impl FnOnce(&mut Membership, &mut SimulatedService),
 ) -> Member {
     let folder = tempfile::tempdir().unwrap();
-    let directory = Arc::new(Directory::lock(folder.path()).unwrap());
+    let directory = Directory::lock(folder.path()).unwrap();
+    let dialing = Dialing::default();
+    Member { _folder: Some(folder), ..start_member_on(directory, dialing, fault, label, prepare) }
+}
+
+fn start_member_on(
+    directory: Directory,
+    dialing: Dialing,
+    fault: Fault,
+    label: Option<LeaderLabel>,
+    prepare: impl FnOnce(&mut Membership, &mut SimulatedService),
+) -> Member {
+    let directory = Arc::new(directory);
     let mut member = Membership::open(Arc::clone(&directory)).unwrap();
     let mut service = SimulatedService::new(TTL);
     prepare(&mut member, &mut service);
+    let id = MemberId::new(member.member()).unwrap();
     let service = Arc::new(FaultyService {
         fault,
         service: Mutex::new(service),
@@ -151,18 +173,35 @@ fn start_member_with(
     let rpc = ([127, 0, 0, 1], 1).into();
     let addresses = Addresses { rpc, admin: None, metadata: None, events: None };
     let server = Server::new(config, SystemClock::shared(), addresses, "".into(), None);
-    let backend = Backend { lease_service: Arc::clone(&service) as _, label };
+    let backend = Backend { lease_service: Arc::clone(&service) as _, label, dialing };
     let address = "127.0.0.1:1".to_owned();
     let server = Arc::new(server);
     let handle =
         MemberHandle::start_with(backend, Arc::clone(&server), directory, address).unwrap();
-    Member { handle, server, service, _folder: folder }
+    Member { handle, id, server, service, _folder: None }
+}
+
+impl Member {
+    async fn serves(&self) {
+        let serving = async {
+            while self.handle.cluster().status(None).state != "serving" {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(DEADLINE, serving).await.expect("it leads");
+    }
+
+    async fn end(self) {
+        let Self { handle, server, .. } = self;
+        tokio::task::spawn_blocking(|| drop(handle)).await.unwrap();
+        server.kill();
+    }
 }
 
 /// A member that is elected ends with an error, and its lease is given back.
 async fn check(fault: Fault) {
-    let Member { handle, server, service, _folder } = start_member(fault, None);
-    let error = timeout(Duration::from_secs(20), handle.cluster().ended()).await;
+    let Member { handle, server, service, _folder, .. } = start_member(fault, None);
+    let error = timeout(DEADLINE, handle.cluster().ended()).await;
     let error = error.expect("the process ends");
     assert!(error.to_string().contains("panicked"), "{error}");
     let end = tokio::task::spawn_blocking(|| drop(handle));
@@ -185,18 +224,15 @@ async fn panic_of_an_elections_thread_ends_the_process() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn health_of_a_leader_names_its_address_and_view() {
-    let Member { handle, server, service: _service, _folder } = start_member(Fault::Never, None);
-    let serving = async {
-        while handle.cluster().status(None).state != "serving" {
-            tokio::task::yield_now().await;
-        }
-    };
-    timeout(Duration::from_secs(20), serving).await.expect("it leads");
+    let member = start_member(Fault::Never, None);
+    member.serves().await;
+    let server = Arc::clone(&member.server);
     let health = health_of(&server);
     assert_eq!(health["role"], "leader", "{health}");
     assert_eq!(health["leader_address"], "127.0.0.1:1", "{health}");
     assert_eq!(health["view_version"], 1, "{health}");
     assert_eq!(health["log"], "healthy", "{health}");
+    let Member { handle, _folder, .. } = member;
     tokio::task::spawn_blocking(|| drop(handle)).await.unwrap();
     assert_eq!(health_of(&server)["role"], "standby");
     server.kill();
@@ -237,7 +273,7 @@ async fn pod_has_the_label_while_its_master_serves() {
     let label = LeaderLabel::start(api, "m-0").unwrap();
     let member = start_member(Fault::Never, Some(label));
     let mut next = async || {
-        let body = timeout(Duration::from_secs(20), bodies.recv()).await.unwrap().unwrap();
+        let body = timeout(DEADLINE, bodies.recv()).await.unwrap().unwrap();
         body["metadata"]["labels"]["mooncake.io/store-role"].clone()
     };
     // The first change removes what an earlier process has left, unless it leads by then.
@@ -252,8 +288,8 @@ async fn pod_has_the_label_while_its_master_serves() {
     assert!(next().await.is_null());
 }
 
-/// Takes the next standby's connection as a leader of view 1 whose log is another one.
-fn accept_as_old_leader(listener: &TcpListener) -> Channel {
+/// Takes the next standby's connection as a leader whose log is another one.
+fn accept_as_stranger(listener: &TcpListener, view: u64) -> Channel {
     let (stream, _) = listener.accept().unwrap();
     let mut channel = Channel::over(stream, BytesMut::new()).unwrap();
     channel.receive_exact::<12>().unwrap();
@@ -264,7 +300,7 @@ fn accept_as_old_leader(listener: &TcpListener) -> Channel {
     assert!(first.attach.is_some());
     let start = Start::FirstFrame.into();
     let timeline_id = vec![7; 16];
-    let attached = Attached { view: 1, timeline_id, start, end_frame: 1, ..Attached::default() };
+    let attached = Attached { view, timeline_id, start, end_frame: 1, ..Attached::default() };
     channel.send(&FromLeader { attached: Some(attached), ..FromLeader::default() }).unwrap();
     channel
 }
@@ -275,25 +311,187 @@ async fn standby_does_not_follow_a_leader_of_an_earlier_view() {
     let address = listener.local_addr().unwrap().to_string();
     let member = start_member_with(Fault::Never, None, |member, service| {
         member.lead(ViewStart { view: 6, first_frame: 1 }).unwrap();
-        let set = InSyncSet::founded_by(&MemberId::new("other").unwrap());
-        let bid = Bid { owner: OwnerToken::new(1), basis: Basis::Founder, set };
-        let now = SystemClock.now();
-        let Answer::Acquisition(Acquisition::Acquired(view)) =
-            service.carry_out(&Request::Acquire(bid.clone()), now)
-        else {
-            panic!("nobody leads");
-        };
-        service.announce(&bid.lease(view), &address, now);
+        let_other_lead(service, &address);
     });
     let ended = tokio::task::spawn_blocking(move || {
-        accept_as_old_leader(&listener).receive::<FromStandby>().unwrap_err()
+        accept_as_stranger(&listener, 1).receive::<FromStandby>().unwrap_err()
     });
     timeout(Duration::from_secs(20), ended).await.unwrap().unwrap();
     let Member { handle, server, _folder, .. } = member;
     tokio::task::spawn_blocking(|| drop(handle)).await.unwrap();
     server.kill();
     drop(server);
-    let directory = Arc::new(Directory::lock(_folder.path()).unwrap());
+    let folder = _folder.unwrap();
+    let directory = Arc::new(Directory::lock(folder.path()).unwrap());
     let views = Membership::open(directory).unwrap().views();
     assert_eq!(views, [ViewStart { view: 6, first_frame: 1 }], "its log was not replaced");
+}
+
+/// A gate that threads wait at until it is opened.
+#[derive(Debug, Default)]
+struct Gate {
+    /// Whether a thread waits, and whether the gate is open.
+    state: Mutex<(bool, bool)>,
+    changed: Condvar,
+}
+
+impl Gate {
+    const fn new() -> Self {
+        Self { state: Mutex::new((false, false)), changed: Condvar::new() }
+    }
+
+    fn pass(&self) {
+        let mut state = self.state.lock();
+        state.0 = true;
+        self.changed.notify_all();
+        let end = SystemClock.now() + 3 * DEADLINE;
+        while !state.1 && !end.has_passed(SystemClock.now()) {
+            self.changed.wait_for(&mut state, end.left(SystemClock.now()));
+        }
+        state.0 = false;
+    }
+
+    fn has_waiting(&self) -> bool {
+        self.state.lock().0
+    }
+
+    fn open(&self) {
+        self.state.lock().1 = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until a thread waits at the gate. `meanwhile` is called again and again.
+    async fn reached(&self, meanwhile: impl Fn()) {
+        let reached = async {
+            while !self.has_waiting() {
+                meanwhile();
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(DEADLINE, reached).await.expect("a thread comes to the gate");
+    }
+}
+
+/// Lets another member lead, with an address that clients may be told. Returns its lease.
+fn let_other_lead(service: &mut SimulatedService, address: &str) -> Lease {
+    let set = InSyncSet::founded_by(&MemberId::new("other").unwrap());
+    let bid = Bid { owner: OwnerToken::new(1), basis: Basis::Founder, set };
+    let now = SystemClock.now();
+    let acquired = service.carry_out(&Request::Acquire(bid.clone()), now);
+    let Answer::Acquisition(Acquisition::Acquired(view)) = acquired else {
+        panic!("nobody leads: {acquired:?}");
+    };
+    let lease = bid.lease(view);
+    service.announce(&lease, address, now);
+    lease
+}
+
+static RESOLVER: Gate = Gate::new();
+
+fn resolve_late(_: &Endpoint, _: Moment) -> Result<Vec<SocketAddr>> {
+    RESOLVER.pass();
+    Err(Error::closed("the gate was opened"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn standby_takes_over_while_a_name_is_resolved() {
+    let directory = Directory::on(Arc::new(SimulatedDisk::default()));
+    let dialing = Dialing { resolve: resolve_late, timeout: Duration::from_secs(3600) };
+    let mut lease = None;
+    let member = start_member_on(directory, dialing, Fault::Never, None, |_, service| {
+        lease = Some(let_other_lead(service, "slow.invalid:50051"));
+    });
+    let lease = lease.unwrap();
+    // The other one leads until the standby waits for its address.
+    RESOLVER.reached(|| drop(member.service.carry_out(&Request::Renew(lease)))).await;
+    member.service.service.lock().set_in_sync(InSyncSet::founded_by(&member.id));
+    member.service.carry_out(&Request::Release(lease));
+    member.serves().await;
+    assert!(RESOLVER.has_waiting(), "the name is still being resolved");
+    RESOLVER.open();
+    member.end().await;
+}
+
+/// A disk that syncs a snapshot only when its gate is open.
+#[derive(Debug, Default)]
+struct SlowSnapshots {
+    disk: SimulatedDisk,
+    gate: Arc<Gate>,
+}
+
+#[derive(Debug)]
+struct SlowFile(Arc<dyn LogFile>, Arc<Gate>);
+
+impl LogFile for SlowFile {
+    fn append(&self, bytes: &[u8]) -> io::Result<()> {
+        self.0.append(bytes)
+    }
+
+    fn truncate(&self, length: u64) -> io::Result<()> {
+        self.0.truncate(length)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.1.pass();
+        self.0.sync()
+    }
+}
+
+impl Disk for SlowSnapshots {
+    forward! {
+        list() -> io::Result<Vec<String>>;
+        read(name: &str) -> io::Result<Vec<u8>>;
+        read_part(name: &str, offset: u64, length: usize) -> io::Result<Vec<u8>>;
+        open(name: &str) -> io::Result<Arc<dyn LogFile>>;
+        rename(from: &str, to: &str) -> io::Result<()>;
+        remove(name: &str) -> io::Result<()>;
+        sync_directory() -> io::Result<()>;
+        boot_id() -> [u8; 16];
+    }
+
+    fn create(&self, name: &str) -> io::Result<Arc<dyn LogFile>> {
+        let file = self.disk.create(name)?;
+        let is_snapshot = name == "snapshot.new";
+        Ok(if is_snapshot { Arc::new(SlowFile(file, Arc::clone(&self.gate))) } else { file })
+    }
+}
+
+/// Writes so long a log that a standby makes a snapshot of it at once.
+fn write_long_log(disk: &SimulatedDisk) {
+    let directory = Directory::on(Arc::new(disk.clone()));
+    let journal = Journal::open(directory, LogSync::Never).unwrap().journal;
+    let tenant = "t".repeat(1 << 20);
+    for _ in 0..65 {
+        journal.append(|into| {
+            Effect::Quota { tenant: &tenant, bytes: None }.encode(into);
+            1
+        });
+        journal.write_only();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn standby_takes_over_while_it_writes_a_snapshot() {
+    let disk = Arc::new(SlowSnapshots::default());
+    write_long_log(&disk.disk);
+    let directory = Directory::on(Arc::clone(&disk) as _);
+    let dialing = Dialing::default();
+    let member = start_member_on(directory, dialing, Fault::Never, None, |_, service| {
+        service.set_in_sync(InSyncSet::founded_by(&MemberId::new("other").unwrap()));
+    });
+    disk.gate.reached(|| ()).await;
+    member.service.service.lock().set_in_sync(InSyncSet::founded_by(&member.id));
+    member.serves().await;
+    assert!(disk.gate.has_waiting(), "the snapshot is still being written");
+    let service = member.server.service().unwrap();
+    let position = service.shared().journal().unwrap().append(|into| {
+        Effect::Quota { tenant: "late", bytes: Some(7) }.encode(into);
+        1
+    });
+    service.shared().journal().unwrap().wait_durable(position).unwrap();
+    drop(service);
+    disk.gate.open();
+    member.end().await;
+    let names = disk.disk.list().unwrap();
+    assert!(!names.iter().any(|name| name.starts_with("snapshot-")), "it was given up: {names:?}");
 }
