@@ -342,17 +342,31 @@ impl Shared {
         let followed = self.membership.lock().views().last().map_or(0, |start| start.view);
         let known = self.cluster.elector.view_max().0.max(followed);
         if attached.view < known {
-            let text = "that master leads in a view below those that this member knows; its log is not \
-                        followed";
-            return Err(Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS, text)
-                .with("view", attached.view)
-                .with("known_view", known)
-                .with_remedy(
-                    "If the lease service was emptied and the members began anew, move the state \
-                     directory of this master away and start it again.",
-                ));
+            let text = "that master leads in a view below those that this member knows";
+            return Err(founded_anew(text).with("view", attached.view).with("known_view", known));
         }
+        self.check_lineage(&attached)?;
         Ok(attached)
+    }
+
+    /// Checks that the log of this member and that of a leader are of one cluster.
+    ///
+    /// # Errors
+    /// The log of the leader is another one, and no operator has forced that.
+    fn check_lineage(&self, attached: &Attached) -> Result<()> {
+        let (timeline_id, is_empty) = {
+            let log = self.log();
+            (log.place().0, log.is_empty())
+        };
+        // Only a forced leader begins another log. The views of its set have a base.
+        let set = self.cluster.elector.known().snapshot.in_sync;
+        let is_forced = set.is_some_and(|set| set.view_base > 0);
+        let is_member = !self.membership.lock().views().is_empty();
+        if is_empty || is_forced || !is_member || attached.timeline_id[..] == timeline_id {
+            return Ok(());
+        }
+        let text = "the log of that master is not the one that this member has followed or written";
+        Err(founded_anew(text).with("view", attached.view))
     }
 
     /// Brings the log to where the leader begins to send frames.
@@ -527,6 +541,16 @@ fn confirm(channel: &mut Channel, confirm: Confirm) -> Result<()> {
 
 fn ended() -> Error {
     Error::closed("this master does not follow any more")
+}
+
+/// The refusal to follow a leader that knows nothing of the log of this member.
+fn founded_anew(why: &str) -> Error {
+    let text = format!(
+        "{why}; this member keeps its log and does not follow: if the lease service was emptied and \
+         another master founded the cluster anew, and its objects are to be kept, move the state \
+         directory of this master away and start it again"
+    );
+    Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS, text)
 }
 
 fn malformed() -> Error {

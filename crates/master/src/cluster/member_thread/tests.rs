@@ -19,7 +19,7 @@ use mooncake_election::{
 };
 use mooncake_proto::{
     native_frame::{self, ServerGreeting},
-    standby::{Attached, FromLeader, FromStandby, Start, ViewStart},
+    standby::{Attached, Frames, FromLeader, FromStandby, Start, ViewStart},
 };
 use tokio::{sync::mpsc, time::timeout};
 
@@ -305,26 +305,51 @@ fn accept_as_stranger(listener: &TcpListener, view: u64) -> Channel {
     channel
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn standby_does_not_follow_a_leader_of_an_earlier_view() {
+/// A member with a log that was written in a view meets the first leader of a set, with another log. The
+/// views of the set have a base. Returns the size of the member's log afterwards, in frames, and its views.
+async fn meet_stranger(own_view: u64, view_base: u64) -> (u64, Vec<ViewStart>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let member = start_member_with(Fault::Never, None, |member, service| {
-        member.lead(ViewStart { view: 6, first_frame: 1 }).unwrap();
+    let disk = SimulatedDisk::default();
+    let directory = || Directory::on(Arc::new(disk.clone()));
+    let journal = Journal::open(directory(), LogSync::Never).unwrap().journal;
+    journal.append(|into| {
+        Effect::Quota { tenant: "kept", bytes: Some(7) }.encode(into);
+        1
+    });
+    journal.write_only();
+    drop(journal);
+    let dialing = Dialing::default();
+    let member = start_member_on(directory(), dialing, Fault::Never, None, |member, service| {
+        member.lead(ViewStart { view: own_view, first_frame: 1 }).unwrap();
         let_other_lead(service, &address);
+        let set = service.in_sync().unwrap().clone();
+        service.set_in_sync(InSyncSet { view_base, ..set });
     });
     let ended = tokio::task::spawn_blocking(move || {
-        accept_as_stranger(&listener, 1).receive::<FromStandby>().unwrap_err()
+        let mut leader = accept_as_stranger(&listener, view_base + 1);
+        // One that follows is silent until there are frames.
+        let frames = Some(Frames { position: 1, ..Frames::default() });
+        let _ = leader.send(&FromLeader { frames, ..FromLeader::default() });
+        leader.receive::<FromStandby>()
     });
-    timeout(Duration::from_secs(20), ended).await.unwrap().unwrap();
-    let Member { handle, server, _folder, .. } = member;
-    tokio::task::spawn_blocking(|| drop(handle)).await.unwrap();
-    server.kill();
-    drop(server);
-    let folder = _folder.unwrap();
-    let directory = Arc::new(Directory::lock(folder.path()).unwrap());
-    let views = Membership::open(directory).unwrap().views();
-    assert_eq!(views, [ViewStart { view: 6, first_frame: 1 }], "its log was not replaced");
+    let confirmed = timeout(DEADLINE, ended).await.unwrap().unwrap().is_ok();
+    member.end().await;
+    let directory = Arc::new(directory());
+    let views = Membership::open(Arc::clone(&directory)).unwrap().views();
+    let log = StandbyLog::open(directory, LogSync::Never).unwrap();
+    assert_eq!(confirmed, log.is_empty(), "it confirms what replaces its log");
+    (log.place().1, views)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn member_with_a_log_follows_no_cluster_founded_anew() {
+    for own_view in [6, 0] {
+        let kept = vec![ViewStart { view: own_view, first_frame: 1 }];
+        assert_eq!(meet_stranger(own_view, 0).await, (2, kept), "its log was not replaced");
+    }
+    // An operator forced a leader whose log is another one.
+    assert_eq!(meet_stranger(0, 1 << 32).await, (1, Vec::new()));
 }
 
 /// A gate that threads wait at until it is opened.
