@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from mooncake._runtime import _native
-from mooncake.errors import DeadlineError, InvalidArgumentError, NotFoundError, NotReadyError
+from mooncake.errors import (
+    DeadlineError,
+    InvalidArgumentError,
+    NotFoundError,
+    NotReadyError,
+    TransferFailedError,
+)
 from mooncake.tensor.retries import Failure, Retries
 from mooncake.tensor.search import Unsettled
 from mooncake.tensor.transfer import replaced
@@ -29,6 +35,13 @@ class Read:
         with pytest.raises(StopIteration) as end:
             choice.send((self.passed, has_time))
         return end.value.value == [0]
+
+    def end(self, *, has_time):
+        """End the attempts with one after which nothing is repeated."""
+        choice = self.retries.choose({})
+        assert next(choice).seconds == 0
+        with pytest.raises(StopIteration):
+            choice.send((self.passed, has_time))
 
 
 def missing(*versions):
@@ -117,6 +130,28 @@ def test_read_of_two_versions_without_time_left_says_so():
 def test_read_that_succeeds_at_last_has_its_result():
     read = Read()
     assert read.is_repeated(missing(7))
-    with pytest.raises(StopIteration):
-        next(read.retries.choose({}))
+    read.end(has_time=False)
     assert read.retries.explained(0, "value") == "value"
+
+
+@pytest.mark.parametrize("has_time", [True, False])
+def test_last_attempt_that_is_cut_leaves_the_reason_before_it(has_time):
+    read = Read()
+    assert read.is_repeated(mixed(7, 8))
+    lost = _native.failure(-800, "the deadline passed before the bytes were moved", key="k")
+    read.end(has_time=has_time)
+    told = NotReadyError if not has_time else TransferFailedError
+    assert isinstance(read.retries.explained(0, lost), told)
+
+
+def test_reason_is_not_replaced_by_a_deadline():
+    read = Read()
+    assert read.is_repeated(mixed(7, 8))
+    late = Failure.of_read(replaced(b"k"), (8, 8))
+    assert not read.is_repeated(late, has_time=False)
+    assert isinstance(read.retries.explained(0, late.error), NotReadyError)
+
+
+def test_first_attempt_without_failures_asks_for_no_time():
+    with pytest.raises(StopIteration):
+        next(Retries().choose({}))

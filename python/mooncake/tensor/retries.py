@@ -83,6 +83,9 @@ class Retries:
         """
         self._open = set()
         if not failures:
+            if self._reasons:
+                # The last attempt may have been cut: the clock says whether its failures mean that.
+                _, self._has_time = yield Pause(0.0)
             return []
         self._attempts += 1
         waits = self._attempts > _AT_ONCE_MAX or any(each.is_mixed for each in failures.values())
@@ -90,7 +93,10 @@ class Retries:
         passed, self._has_time = yield Pause(self._pause_s)
         repeated = [at for at, failure in failures.items() if self._goes_on(at, failure, passed)]
         for at in repeated:
-            self._reasons[at] = _reason(failures[at])
+            reason = _reason(failures[at])
+            # An attempt that was cut says less than one before it.
+            if not isinstance(reason, DeadlineError) or at not in self._reasons:
+                self._reasons[at] = reason
         self._open = set(repeated)
         return repeated if self._has_time else []
 
