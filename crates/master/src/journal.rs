@@ -76,7 +76,7 @@ pub use simulated_disk::SimulatedDisk;
 pub use snapshot::Snapshot;
 #[cfg(test)]
 pub(crate) use standby::IncomingSnapshot;
-pub(crate) use standby::StandbyLog;
+pub(crate) use standby::{Accepted, StandbyLog};
 
 /// A snapshot is due when the log exceeds this size and twice the size of the last snapshot.
 const LOG_BYTES_MAX: u64 = 64 << 20;

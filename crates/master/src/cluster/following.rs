@@ -19,7 +19,9 @@ use mooncake_base::{
 };
 use mooncake_election::{LeaderAddress, Role};
 use mooncake_os::threads::{self, Threads};
-use mooncake_proto::standby::{Attach, Attached, Confirm, Frames, FromLeader, FromStandby, Start};
+use mooncake_proto::standby::{
+    Attach, Attached, Confirm, Frames, FromLeader, FromStandby, Leases, Start,
+};
 
 use super::{
     Cluster,
@@ -30,7 +32,7 @@ use super::{
 };
 use crate::{
     config::RPC_PORT,
-    journal::{LogSync, StandbyLog, level::RecordLevel},
+    journal::{Accepted, LogSync, StandbyLog, level::RecordLevel},
     service::VERSION,
 };
 
@@ -304,20 +306,21 @@ impl Shared {
         self.begin(channel, &attached)?;
         let mut is_behind = true;
         loop {
-            let frames = match channel.receive::<FromLeader>()? {
+            let mut frames = match channel.receive::<FromLeader>()? {
                 FromLeader { frames: Some(frames), .. } => frames,
                 FromLeader { refusal: Some(refusal), .. } => return Err((&refusal).into()),
                 _ => return Err(malformed()),
             };
-            let position = frames.position;
-            let next_frame = self.receive(frames)?;
+            let (position, leases) = (frames.position, frames.leases.take());
+            let (next_frame, accepted) = self.receive(&frames, leases)?;
             if is_behind && next_frame >= attached.end_frame {
                 is_behind = false;
                 self.record_completion()?;
             }
-            confirm(channel, Confirm { position, next_frame })?;
+            let confirmed = confirm(channel, Confirm { position, next_frame });
             // The leader need not wait for it.
-            self.log().apply()?;
+            self.log().apply(accepted);
+            confirmed?;
         }
     }
 
@@ -423,22 +426,30 @@ impl Shared {
         Ok(())
     }
 
-    /// Writes frames to the log, and takes notes of leases. Returns the number of the next frame.
-    fn receive(&self, frames: Frames) -> Result<u64> {
+    /// Writes frames to the log, and takes notes of leases. Returns the number of the next frame, and what
+    /// is to be applied.
+    fn receive<'a>(
+        &self,
+        frames: &'a Frames,
+        leases: Option<Leases>,
+    ) -> Result<(u64, Accepted<'a>)> {
         let mut log = self.log();
         let before = log.place().1;
-        if let Err(error) = log.accept(&frames.bytes) {
-            // A log that cannot be written says nothing of the frames.
-            if !log.is_broken() {
-                self.cluster.counts.refused.increment();
+        // A log that cannot be written says nothing of the frames.
+        let mut accepted = match log.accept(&frames.bytes) {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                if !log.is_broken() {
+                    self.cluster.counts.refused.increment();
+                }
+                return Err(error);
             }
-            return Err(error);
-        }
-        if let Some(leases) = frames.leases {
+        };
+        if let Some(leases) = leases {
             log.receive_leases(SystemClock.now(), &lease_notes::from_message(leases));
         }
         if frames.is_rest_logged {
-            log.apply()?;
+            log.apply(mem::take(&mut accepted));
             log.set_rest_logged();
         }
         log.set_level(RecordLevel(frames.level))?;
@@ -451,7 +462,7 @@ impl Shared {
         let next_frame = log.place().1;
         self.cluster.counts.applied_frames.add(next_frame - before);
         self.cluster.next_frame.store(next_frame, Ordering::Release);
-        Ok(next_frame)
+        Ok((next_frame, accepted))
     }
 
     /// Records that the log has all that the leader had when this standby attached.

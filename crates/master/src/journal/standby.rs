@@ -38,14 +38,24 @@ pub(crate) struct StandbyLog {
     recovered: Recovered,
     /// Own frames with lower numbers are on disk.
     synced_frame: u64,
-    /// Frames that are in the log and not yet applied.
-    accepted: Vec<u8>,
+    /// The frames that are written next.
+    frames: Vec<u8>,
     /// A write failed, so that the end of the file is not known.
     is_broken: bool,
+    /// The image lacks frames that are in the log.
+    is_behind: bool,
     /// Ends a compaction that runs.
     is_ended: Arc<AtomicBool>,
     /// Which kinds of records the leader may write, as far as it has said so.
     level: Option<RecordLevel>,
+}
+
+/// The changes of frames that are in the log, to be applied.
+#[derive(Debug, Default)]
+#[must_use = "the image lacks them"]
+pub(crate) struct Accepted<'a> {
+    has_frames: bool,
+    effects: Vec<Effect<'a>>,
 }
 
 /// A snapshot file that is being received.
@@ -97,8 +107,9 @@ impl StandbyLog {
             file_name,
             recovered,
             synced_frame,
-            accepted: Vec::new(),
+            frames: Vec::new(),
             is_broken: false,
+            is_behind: false,
             is_ended: Arc::default(),
             level: None,
         })
@@ -195,17 +206,18 @@ impl StandbyLog {
         &self.recovered.image
     }
 
-    /// Returns whether a write failed, so that [`mend`](Self::mend) comes first.
+    /// Returns whether a write failed, or what was accepted last was not applied, so that
+    /// [`mend`](Self::mend) comes first.
     pub(crate) const fn is_broken(&self) -> bool {
-        self.is_broken
+        self.is_broken || self.is_behind
     }
 
-    /// Opens the log anew if a write failed.
+    /// Opens the log anew if it [is broken](Self::is_broken).
     ///
     /// # Errors
     /// Those of [`open`](Self::open).
     pub(crate) fn mend(&mut self) -> Result<()> {
-        if self.is_broken {
+        if self.is_broken() {
             *self = Self::open(Arc::clone(&self.directory), self.sync)?;
         }
         Ok(())
@@ -217,74 +229,68 @@ impl StandbyLog {
     /// Those of [`accept`](Self::accept).
     #[cfg(test)]
     pub(crate) fn receive(&mut self, bytes: &[u8]) -> Result<()> {
-        self.accept(bytes)?;
-        self.apply()
+        let accepted = self.accept(bytes)?;
+        self.apply(accepted);
+        Ok(())
     }
 
-    /// Checks whole frames and writes them to the log, from where [`apply`](Self::apply) takes them. All of
-    /// them are in the log when this returns, and none is if a frame is damaged or out of turn.
+    /// Checks whole frames and writes them to the log. Returns what is to be [applied](Self::apply) next.
+    /// All of them are in the log then, and none is if a frame is damaged or out of turn.
     ///
     /// # Errors
     /// A frame is damaged, not the next one or of a later version: the standby must attach anew. Or the
     /// log cannot be written; then [`mend`](Self::mend) comes first.
-    pub(crate) fn accept(&mut self, bytes: &[u8]) -> Result<()> {
-        if self.is_broken {
+    pub(crate) fn accept<'a>(&mut self, bytes: &'a [u8]) -> Result<Accepted<'a>> {
+        if self.is_broken() {
             return Err(Error::new(ErrorCode::PERSISTENT_FAIL, "the log of the standby is broken"));
         }
-        self.apply()?;
-        let (mut rest, mut next) = (bytes, self.recovered.next_frame);
-        let checked = loop {
-            if rest.is_empty() {
-                break Ok(());
-            }
-            match self.check(rest, next) {
-                Ok(length) => rest = &rest[length..],
-                Err(error) => break Err(error),
-            }
+        self.frames.clear();
+        let (mut rest, mut next, mut effects) = (bytes, self.recovered.next_frame, Vec::new());
+        while !rest.is_empty() {
+            rest = &rest[self.check(rest, next, &mut effects)?..];
             next += 1;
-        };
-        if checked.is_err() || self.accepted.is_empty() {
-            self.accepted.clear();
-            return checked;
         }
-        self.file.append(&self.accepted).map_err(|source| {
-            self.is_broken = true;
-            file_error("cannot be written", &self.directory.path_of(&self.file_name), source)
-        })?;
-        self.recovered.next_frame = next;
-        self.recovered.log_bytes += self.accepted.len() as u64;
-        Ok(())
+        let has_frames = !self.frames.is_empty();
+        if has_frames {
+            self.file.append(&self.frames).map_err(|source| {
+                self.is_broken = true;
+                file_error("cannot be written", &self.directory.path_of(&self.file_name), source)
+            })?;
+            self.is_behind = true;
+            self.recovered.next_frame = next;
+            self.recovered.log_bytes += self.frames.len() as u64;
+        }
+        Ok(Accepted { has_frames, effects })
     }
 
-    /// Checks the first of these frames, and adds it to those that are accepted. Returns its length.
-    fn check(&mut self, bytes: &[u8], next: u64) -> Result<usize> {
+    /// Checks the first of these frames, and adds it to those that are written, and its changes to those
+    /// that are applied. Returns its length.
+    fn check<'a>(
+        &mut self,
+        bytes: &'a [u8],
+        next: u64,
+        effects: &mut Vec<Effect<'a>>,
+    ) -> Result<usize> {
         let frame = Frame::read(bytes).ok_or_else(|| refused("is damaged", next))?;
         if frame.number != next {
             return Err(refused("is not the next one", next).with("number", frame.number));
         }
-        Effect::decode_all(frame.payload, |_| {}).map_err(|_| {
+        Effect::decode_all(frame.payload, |effect| effects.push(effect)).map_err(|_| {
             refused("has changes that this version does not know; install the leader's", next)
         })?;
-        let (start, length) = (self.accepted.len(), frame.bytes());
-        self.accepted.extend_from_slice(&bytes[..length]);
+        let (start, length) = (self.frames.len(), frame.bytes());
+        self.frames.extend_from_slice(&bytes[..length]);
         // The frame says what is on the disk of the leader; here it is the own disk that counts.
-        log_frame::seal(&mut self.accepted[start..], next, self.synced_frame);
+        log_frame::seal(&mut self.frames[start..], next, self.synced_frame);
         Ok(length)
     }
 
-    /// Applies the frames that were written last. Nothing waits for it: they are in the log.
-    ///
-    /// # Errors
-    /// They cannot be applied: [`mend`](Self::mend) comes first.
-    pub(crate) fn apply(&mut self) -> Result<()> {
-        let mut rest = &self.accepted[..];
-        while let Some(frame) = Frame::read(rest) {
-            let applied = self.recovered.image.replay(frame.payload);
-            applied.inspect_err(|_| self.is_broken = true)?;
-            rest = &rest[frame.bytes()..];
+    /// Applies what was accepted last. Nothing waits for it: it is in the log.
+    pub(crate) fn apply(&mut self, accepted: Accepted<'_>) {
+        if accepted.has_frames {
+            self.recovered.image.apply_all(accepted.effects);
+            self.is_behind = false;
         }
-        self.accepted.clear();
-        Ok(())
     }
 
     /// Takes notes of leases, which are kept in memory only.
@@ -364,7 +370,6 @@ impl StandbyLog {
     /// The log cannot be written.
     pub(crate) fn lead(mut self, is_complete: bool) -> Result<RecoveredJournal> {
         self.mend()?;
-        self.apply()?;
         self.recovered.may_lack_end = !is_complete;
         Journal::from_recovered(self.directory, self.sync, self.recovered)
     }

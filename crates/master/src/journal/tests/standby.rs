@@ -345,3 +345,21 @@ fn standby_that_loses_power_keeps_what_it_synced() {
         assert_eq!(heir.keys().len(), 2);
     }
 }
+
+#[test]
+fn changes_that_were_not_applied_are_read_from_the_log() {
+    let (leader_dir, standby_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    Pool::open(leader_dir.path()).put("first");
+    copy_log(leader_dir.path(), standby_dir.path());
+    let leader = Pool::open(leader_dir.path());
+    leader.put("second");
+    let mut standby = open_standby(Directory::lock(standby_dir.path()).unwrap());
+    let missed = leader.journal().catch_up(standby.place().1).next(&STANDBY).unwrap();
+    let accepted = standby.accept(&missed.bytes).unwrap();
+    drop(accepted);
+    assert!(standby.is_broken() && standby.image().objects() == 1);
+    standby.accept(&[]).unwrap_err();
+    standby.mend().unwrap();
+    assert_eq!(standby.image().objects(), 2);
+    assert!(standby.accept(&[]).is_ok());
+}

@@ -120,6 +120,12 @@ impl Image {
         Effect::decode_all(effects, |effect| self.apply(effect))
     }
 
+    /// Applies effects that were decoded.
+    pub(crate) fn apply_all(&mut self, effects: Vec<Effect<'_>>) {
+        self.is_rest_logged = false;
+        effects.into_iter().for_each(|effect| self.apply(effect));
+    }
+
     /// Takes it from the leader that all memory which must rest has a record in what was replayed.
     pub fn set_rest_logged(&mut self) {
         self.is_rest_logged = true;
