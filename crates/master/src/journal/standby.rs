@@ -4,28 +4,27 @@
 //! The files bound themselves as those of a leader do: once the log is long, it continues in another
 //! file, and [`Compaction`] makes a snapshot of the earlier ones, beside the thread that receives.
 
+mod compaction;
+
 use std::{
     io,
     sync::{
-        Arc, Weak,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
 
 use mooncake_base::{Error, ErrorCode, Moment, Result};
 
+use self::compaction::Compaction;
 use super::{
     Directory, Journal, LOG_BYTES_MAX, LogFile, LogSync, RecoveredJournal,
     directory::{UNFINISHED, file_error, file_name},
     level::{self, RecordLevel},
-    log_frame::{self, FRAME_BYTES, Frame, HEADER_BYTES, Header, Kind},
-    recovery::{self, Recovered, SNAPSHOT_END},
-    snapshot::append_frames,
+    log_frame::{self, Frame, HEADER_BYTES, Header, Kind},
+    recovery::{self, Recovered},
 };
 use crate::state::{DecodeError, Effect, Image, LeaseNotes};
-
-/// Objects that are encoded at a time for a snapshot.
-const SLICE_OBJECTS: u32 = 2048;
 
 /// The log and the image of a standby.
 #[derive(Debug)]
@@ -66,16 +65,6 @@ pub(crate) struct IncomingSnapshot {
     file: Arc<dyn LogFile>,
     /// Bytes of the leader's header, which is not the own one.
     skipped: usize,
-}
-
-/// Makes a snapshot of the files before the one that is written.
-#[derive(Debug)]
-pub(crate) struct Compaction {
-    directory: Weak<Directory>,
-    sync: LogSync,
-    number: u64,
-    first_frame: u64,
-    is_cancelled: Arc<AtomicBool>,
 }
 
 /// The end of what a standby has received, to be synced.
@@ -423,60 +412,6 @@ impl IncomingSnapshot {
     }
 }
 
-impl Compaction {
-    /// Makes the snapshot and removes what it replaces. Returns its size. Uses nothing but the files, and
-    /// memory for another image.
-    ///
-    /// # Errors
-    /// A file cannot be read or written, or the standby has ended.
-    pub(crate) fn run(&self) -> Result<u64> {
-        let directory = self.directory.upgrade().ok_or_else(ended)?;
-        let _making = directory.snapshots().lock();
-        let is_cancelled = || self.is_cancelled.load(Ordering::Acquire);
-        let mut replay = |image: &mut Image, effects: &[u8]| {
-            if is_cancelled() { Err(DecodeError { at: 0 }) } else { image.replay(effects) }
-        };
-        if is_cancelled() {
-            return Err(ended());
-        }
-        let recovered = recovery::recover_before(&directory, self.number, &mut replay)?;
-        if recovered.next_frame != self.first_frame {
-            return Err(refused("is missing in the files", recovered.next_frame));
-        }
-        let kind = Kind::Snapshot;
-        let header = header(&directory, self.sync, recovered.timeline_id, kind, self.number);
-        let write = || -> io::Result<u64> {
-            let file = directory.disk().create(UNFINISHED)?;
-            let header = header.encode();
-            file.append(&header)?;
-            let mut length = header.len() as u64;
-            let mut bytes = vec![0; FRAME_BYTES];
-            recovered.image.encode(SLICE_OBJECTS, |effects| -> io::Result<()> {
-                if is_cancelled() {
-                    return Err(io::ErrorKind::Interrupted.into());
-                }
-                bytes.truncate(FRAME_BYTES);
-                bytes.extend_from_slice(effects);
-                length += append_frames(&*file, &mut bytes)?;
-                Ok(())
-            })?;
-            let mut end = [0; FRAME_BYTES];
-            log_frame::seal(&mut end, SNAPSHOT_END, self.first_frame);
-            file.append(&end)?;
-            file.sync()?;
-            if is_cancelled() {
-                return Err(io::ErrorKind::Interrupted.into());
-            }
-            directory.disk().rename(UNFINISHED, &file_name(kind, self.number))?;
-            directory.disk().sync_directory()?;
-            Ok(length + end.len() as u64)
-        };
-        let length = write().map_err(|source| unfinished_error(&directory, source))?;
-        directory.remove_before(self.number)?;
-        Ok(length)
-    }
-}
-
 fn replay(image: &mut Image, effects: &[u8]) -> Result<(), DecodeError> {
     image.replay(effects)
 }
@@ -519,10 +454,6 @@ fn make_file(
 
 fn unfinished_error(directory: &Directory, source: io::Error) -> Error {
     file_error("cannot be written", &directory.path_of(UNFINISHED), source)
-}
-
-fn ended() -> Error {
-    Error::closed("the standby has ended")
 }
 
 fn refused(what: &str, awaited: u64) -> Error {
