@@ -221,7 +221,7 @@ def greeting_of(member: Member) -> bytes:
 
 def refused_tokens(member: Member) -> int:
     _, metrics = member.page("/metrics")
-    found = re.search(rb"^mooncake_master_refused_tokens_total (\d+)$", metrics, re.MULTILINE)
+    found = re.search(rb"^ha_refused_tokens_total (\d+)$", metrics, re.MULTILINE)
     assert found
     return int(found[1])
 
