@@ -152,6 +152,14 @@ def test_listings_show_files_and_directories(store, fs):
         fs.ls("none")
 
 
+def test_file_that_is_also_a_directory_is_found(fs):
+    write(fs, "k/m", "k/m/p", "k/n")
+    assert fs.find("k") == ["k/m", "k/m/p", "k/n"]
+    assert fs.find("k", maxdepth=1) == ["k/m", "k/n"]
+    assert fs.find("k", withdirs=True, detail=True)["k/m"]["type"] == "file"
+    assert fs.du("k") == len("k/m" + "k/m/p" + "k/n")
+
+
 def test_listing_of_a_prefix_leaves_other_names_alone(fs):
     write(fs, "run/1/x", "run/10/x", "run/1.txt")
     assert fs.ls("run/1", detail=False) == ["run/1/x"]
@@ -378,6 +386,83 @@ def test_failed_blocks_of_wrappers_publish_nothing(store, fs, mode):
     with pytest.raises(RuntimeError), contextlib.ExitStack() as stack:
         write_and_fail(stack.enter_context(contextlib.closing(file)), data)
     assert store.get("x") == b"old"
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda fs: io.TextIOWrapper(fs.store.file("x", "wb")),
+        lambda fs: io.BufferedWriter(fs.store.file("x", "wb")),
+        lambda fs: io.TextIOWrapper(io.BufferedWriter(fs.store.file("x", "wb"))),
+        lambda fs: contextlib.closing(io.TextIOWrapper(fs.store.file("x", "wb"))),
+        lambda fs: fs.open("x", "wb", compression="gzip"),
+        lambda fs: fs.open("x", "wt", compression="bz2"),
+        lambda fs: fs.open("x", "wb", compression="zip"),
+    ],
+    ids=["text", "buffer", "both", "closing", "gzip", "text of bz2", "zip"],
+)
+def test_failed_blocks_of_io_publish_nothing(store, fs, wrap):
+    store.put("x", b"old")
+    with pytest.raises(RuntimeError), wrap(fs) as file:
+        write_and_fail(file, "half" if isinstance(file, io.TextIOBase) else b"half")
+    assert store.get("x") == b"old"
+    with wrap(fs) as file:
+        file.write("new" if isinstance(file, io.TextIOBase) else b"new")
+    assert store.get("x") != b"old"
+
+
+class Report:
+    """Writes the error of its block to a file, and closes the file."""
+
+    def __init__(self, file, data=b"error", end=lambda file: None) -> None:
+        self.file, self.data, self.end = file, data, end
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind, error, traceback) -> None:
+        self.file.write(self.data)
+        self.end(self.file)
+        self.file.close()
+
+
+def test_reports_of_failing_blocks_are_not_dropped_silently(store):
+    store.put("x", b"old")
+    for wrap, data in ((lambda file: file, b"error"), (io.TextIOWrapper, "error")):
+        file = wrap(store.file("x", "wb"))
+        refused = pytest.raises(mooncake.InvalidArgumentError, match="commit")
+        with refused as caught, Report(file, data):
+            raise RuntimeError
+        assert isinstance(caught.value.__context__, RuntimeError)
+        assert file.closed
+        assert store.get("x") == b"old"
+    with Report(store.file("x", "wb")):
+        pass
+    assert store.get("x") == b"error"
+
+
+def test_report_is_published_by_commit(store):
+    file = store.file("x", "wb")
+    file.write(b"line, ")
+    with pytest.raises(RuntimeError), Report(file, end=lambda file: file.commit()):
+        raise RuntimeError
+    assert store.get("x") == b"line, error"
+
+
+def test_block_that_ends_well_in_a_failing_one_publishes(store):
+    file = store.file("x", "wb")
+
+    @contextlib.contextmanager
+    def reporting():
+        try:
+            yield
+        finally:
+            with file:
+                file.write(b"report")
+
+    with pytest.raises(RuntimeError), reporting():
+        raise RuntimeError
+    assert store.get("x") == b"report"
 
 
 def test_files_of_handlers_are_published(store, fs):

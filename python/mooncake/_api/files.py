@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import opcode
 import sys
 import warnings
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from mooncake._runtime import _native
 from mooncake.errors import AlreadyExistsError, MooncakeError
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
     from typing_extensions import Buffer
 
@@ -32,7 +33,11 @@ __all__ = ["FileReader", "FileWriter", "Target", "already_exists", "opened_reade
 _ALREADY_EXISTS = -705
 _INVALID_PARAMS = -600
 # Calls between the end of a block and that of a file in it.
-_FRAMES_MAX = 8
+_FRAMES_MAX = 16
+_EXITS = ("__exit__", "__aexit__")
+_EXIT_OF_FAILING_BLOCK = opcode.opmap["WITH_EXCEPT_START"]
+# Besides the standard library: what closes a file of a failing block because the block fails.
+_WRAPPERS = ("fsspec", "mooncake")
 
 
 class FileReader(io.BufferedReader):
@@ -259,7 +264,8 @@ class FileWriter(io.BufferedIOBase):
     """A binary file that is open for writing: an object that is published when the file is closed.
 
     Until then readers find the object that was there before. A `with` block that fails publishes
-    nothing, nor does a file that is never closed.
+    nothing, nor does a file that is never closed. Other calls of `close` publish, also those in an
+    ``except`` or ``finally`` clause.
     """
 
     def __init__(
@@ -278,6 +284,7 @@ class FileWriter(io.BufferedIOBase):
         self._is_published_by_close = is_published_by_close
         self._size = size
         self._error_at_open = sys.exc_info()[1]
+        self._error_at_write: BaseException | None = None
         self._is_decided = True
         self._sink: _Gathered | _Reserved = _Reserved(target, size) if size else _Gathered(target)
         self._is_decided = False
@@ -298,6 +305,7 @@ class FileWriter(io.BufferedIOBase):
         if self._size is not None and total > self._size:
             raise self._wrong_length("more bytes are written than the size that was given", total)
         self._sink.append(piece)
+        self._error_at_write = sys.exc_info()[1]
         return len(piece)
 
     def tell(self) -> int:
@@ -311,18 +319,30 @@ class FileWriter(io.BufferedIOBase):
         Raises:
             NoSpaceError: The pool has no space for the object.
             AlreadyExistsError: An object is not to be replaced, and there is one.
+            InvalidArgumentError: A `with` block failed, and its ``__exit__`` wrote to the file and
+                closed it. Call `commit` or `discard` there.
         """
         if self.closed:
             return
-        if _is_block_failing(self._error_at_open):
-            self.discard()
+        error = sys.exc_info()[1]
+        # A file that was opened while the exception was handled is closed by the handler itself.
+        if error is None or error is self._error_at_open or self._is_decided:
+            self._end()
             return
-        self._error_at_open = None
-        try:
-            if self._is_published_by_close:
-                self.commit()
-        finally:
-            super().close()
+        closers = _closers_of_failing_block(error)
+        if closers is None:
+            self._end()
+            return
+        is_written_since = self._error_at_write is error
+        self.discard()
+        if is_written_since and not all(map(_is_wrapper, closers)):
+            raise _native.failure(
+                _INVALID_PARAMS,
+                "a file was written to and closed at the end of a block that failed, and may be "
+                "a part; nothing was stored",
+                context={"key": self.name},
+                remedy="Call commit() to publish the file before it is closed, or discard().",
+            )
 
     def commit(self) -> None:
         """Publish the object; nothing can be written after that. Idempotent."""
@@ -338,7 +358,7 @@ class FileWriter(io.BufferedIOBase):
 
     def discard(self) -> None:
         """Close the file without publishing an object. Idempotent."""
-        self._error_at_open = None
+        self._error_at_open = self._error_at_write = None
         try:
             self._drop()
         finally:
@@ -355,10 +375,10 @@ class FileWriter(io.BufferedIOBase):
         traceback: TracebackType | None,
         /,
     ) -> Literal[None]:
-        if kind is None:
-            self.close()
-        else:
+        if kind is not None:
             self.discard()
+        elif not self.closed:
+            self._end()
 
     def __del__(self) -> None:
         # `IOBase` would close the file, which would publish a part of it.
@@ -377,6 +397,15 @@ class FileWriter(io.BufferedIOBase):
         if self.closed or self._is_decided:
             raise ValueError("I/O operation on closed file")
 
+    def _end(self) -> None:
+        """Publish the object, unless another call does, and close the file."""
+        self._error_at_open = self._error_at_write = None
+        try:
+            if self._is_published_by_close:
+                self.commit()
+        finally:
+            super().close()
+
     def _drop(self) -> None:
         if not self._is_decided:
             self._is_decided = True
@@ -387,29 +416,41 @@ class FileWriter(io.BufferedIOBase):
         return _native.failure(_INVALID_PARAMS, text, context=context)
 
 
-def _is_block_failing(known: BaseException | None) -> bool:
-    """Return whether a file is closed by the end of a `with` block that an exception leaves.
+def _closers_of_failing_block(error: BaseException) -> list[FrameType] | None:
+    """Return the calls by which the end of a failing `with` block closes a file; None if none does.
 
-    The files of `io` and of fsspec that wrap another one close it without saying why. The
-    exception is an argument of the `__exit__` that is running then.
+    The files of `io` and of fsspec that wrap another one close it without saying why. Their caller
+    is the `with` statement itself, or an ``__exit__`` that has the exception as an argument.
 
     Args:
-        known: Exception that was being handled when the file was opened; such a file is closed by
-            the handler itself.
+        error: The exception that is handled.
     """
-    error = sys.exc_info()[1]
-    if error is None or error is known:
-        return False
-    frame = sys._getframe(2)
-    for _ in range(_FRAMES_MAX):
-        if frame.f_code.co_name == "__exit__":
+    frame: FrameType | None = sys._getframe(2)
+    closers: list[FrameType] = []
+    while frame is not None and len(closers) < _FRAMES_MAX:
+        if _is_at_exit(frame):
+            return closers
+        closers.append(frame)
+        if frame.f_code.co_name in _EXITS:
             values = frame.f_locals.values()
-            return any(
+            is_told = any(
                 each is error
                 for value in values
                 for each in (value if isinstance(value, tuple) else (value,))
             )
-        if frame.f_back is None:
-            break
+            return closers if is_told or _is_at_exit(frame.f_back) else None
         frame = frame.f_back
-    return False
+    return None
+
+
+def _is_at_exit(frame: FrameType | None) -> bool:
+    """Return whether the call that a frame is making is that of an ``__exit__`` with an error."""
+    if frame is None or frame.f_lasti < 0:
+        return False
+    return frame.f_code.co_code[frame.f_lasti] == _EXIT_OF_FAILING_BLOCK
+
+
+def _is_wrapper(frame: FrameType) -> bool:
+    """Return whether a call is one of a library that closes what it wraps."""
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return package in _WRAPPERS or package in sys.stdlib_module_names

@@ -214,8 +214,11 @@ class MooncakeFileSystem(AsyncFileSystem):  # type: ignore[misc]
 
     def _found(self, path: str, depth: int | None, stem: str) -> dict[str, Entry]:
         native = self.store._native
-        below = entries(native, path, depth=depth, stem=stem)
-        found = {each.path: each for each in below}
+        found: dict[str, Entry] = {}
+        for each in entries(native, path, depth=depth, stem=stem):
+            # A file comes first if a directory has its path, as in `entry`.
+            if not each.is_directory or each.path not in found:
+                found[each.path] = each
         if not found:
             itself = entry(native, path)
             if itself is not None and not itself.is_directory:
