@@ -13,6 +13,7 @@ from conftest import MIB, PROMPT_S, MasterProcess, run_script, set_up, start_mas
 
 import mooncake
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+from mooncake.store.setup import SetupArguments
 
 INVALID = -600
 
@@ -185,6 +186,14 @@ def test_rejects_dict_with_invalid_value(fresh, change):
         **change,
     }
     assert fresh.setup(config) == INVALID
+
+
+def test_switch_that_cannot_be_read_keeps_its_default(caplog):
+    config = {"enable_ssd_prefetch": "maybe", "enable_checksum": "perhaps"}
+    read = SetupArguments.from_dict(config)
+    assert (read.enable_ssd_prefetch, read.enable_checksum) == (True, False)
+    assert "enable_ssd_prefetch='maybe' is neither true nor false and is ignored" in caplog.text
+    assert not SetupArguments.from_dict({"enable_ssd_prefetch": "off"}).enable_ssd_prefetch
 
 
 def test_unknown_setting_logs_the_nearest_name(fresh, caplog):

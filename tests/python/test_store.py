@@ -508,6 +508,13 @@ def test_rejects_arguments_of_ambiguous_type(store: mooncake.Store):
             store.task(wrong_id)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="every_s"):
         store.lease("k", every_s=float("nan"))
+    for call in (
+        lambda: store.put("k", b"w", if_version=True),
+        lambda: store.delete("k", if_version=True),
+    ):
+        with pytest.raises(TypeError, match="if_version is a number, not bool"):
+            call()
+    assert store.get("k") == b"v"
 
 
 def test_range_errors_name_the_argument():
@@ -594,6 +601,30 @@ def test_put_takes_arrays_without_buffer_protocol(store: Store):
     assert (target == dates).all()
     with pytest.raises(BufferError, match="ascontiguousarray"):
         store.put("x", dates[::-1])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.array(5.0), np.float64(5), ctypes.c_uint64(5), (ctypes.c_uint16 * 3)(1, 2, 3)],
+    ids=["array", "scalar", "number of ctypes", "array of ctypes"],
+)
+def test_memory_without_shape_or_strides_is_taken(store: Store, value):
+    content = bytes(memoryview(value))
+    assert store.put("a", value)
+    assert store.put_many({"b": value}) == [True]
+    assert store.get_many(["a", "b"]) == [content, content]
+    record = np.ones((), [("Other", "i4")])
+    assert store.put("record", record)
+    assert store.get("record") == record.tobytes()
+    for wrong in (np.zeros((), [("other", "O")]), ctypes.py_object("x")):
+        with pytest.raises(TypeError, match="Python object"):
+            store.put("wrong", wrong)
+    if not memoryview(value).readonly:
+        store.put("c", b"\1" * len(content))
+        assert store.get_into("c", value) == len(content)
+        assert bytes(memoryview(value)) == b"\1" * len(content)
+        assert store.get_range_into("a", 0, value) == len(content)
+        assert bytes(memoryview(value)) == content
 
 
 class DLPackArray:

@@ -178,6 +178,8 @@ def test_destinations_must_fit(transfer: MooncakeBundleTransfer):
     ]:
         with pytest.raises(kind, match=text):
             transfer.materialize_into(spec, {"x": wrong})
+    with pytest.raises(KeyError, match=r"unknown structured members: \['zz'\]"):
+        transfer.materialize_into(spec, {"zz": np.empty((6, 4), np.int32)})
 
 
 def test_raw_memory_is_a_destination(transfer: MooncakeBundleTransfer):

@@ -375,6 +375,13 @@ def test_bytes_are_not_taken_for_a_tensor(store, key):
         store.get_tensor(key)
 
 
+def test_tensors_are_made_on_the_host_whatever_the_default(store, key):
+    for name, count in (("small", 4), ("large", 2 << 20)):
+        store.put_tensor(f"{key}/{name}", torch.ones(count))
+        with torch.device("meta"):
+            assert store.get_tensor(f"{key}/{name}").device.type == "cpu"
+
+
 def test_missing_tensor_is_not_found(store, key):
     with pytest.raises(mooncake.NotFoundError) as error:
         store.get_tensor(key)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
 from typing import Any, Protocol, TypeAlias
 
 from mooncake._hints import Readable as Buffer
@@ -17,6 +19,8 @@ __all__ = [
 
 _PLAIN = (bytes, bytearray, memoryview)
 _LISTS = (list, tuple)
+# In the format of a buffer.
+_FIELD_NAMES = re.compile(":[^:]*:")
 # Kinds of devices of DLPack whose memory the CPU addresses: CPU, pinned by CUDA, pinned by ROCm.
 _HOST_DEVICES = (1, 3, 11)
 
@@ -114,11 +118,20 @@ def _has_buffer(value: Any) -> bool:
 
 def _exported(value: Any) -> Buffer:
     try:
-        memoryview(value).release()
+        view = memoryview(value)
     except (TypeError, ValueError):
         is_array = hasattr(value, "__array_interface__")
         if is_array or hasattr(value, "__dlpack_device__"):
             return _array_bytes(value, is_array=is_array)
+    else:
+        # Memory without dimensions has no shape, and that of ctypes no strides, as natives need.
+        if view.ndim == 0:
+            if "O" in _FIELD_NAMES.sub("", view.format):
+                raise TypeError("the item is a Python object; its bytes are an address")
+            return view.cast("B")
+        if isinstance(value, ctypes.Array):
+            return view
+        view.release()
     # The native call explains what else is wrong with the value.
     exported: Buffer = value
     return exported

@@ -12,6 +12,7 @@ from mooncake._runtime import PutOptions, _native
 __all__ = [
     "Seconds",
     "changed",
+    "check_version",
     "decoded",
     "encoded",
     "key_list",
@@ -99,8 +100,7 @@ def with_terms(
     if options is not None and not isinstance(options, PutOptions):
         kind = type(options).__name__
         raise TypeError(f"options is a PutOptions, not {kind}; use PutOptions(replicas=...)")
-    if if_version is not None and not isinstance(if_version, int):
-        raise TypeError(f"if_version is a number, not {type(if_version).__name__}")
+    check_version(if_version)
     changes: dict[str, Any] = {}
     if ttl_s is not None:
         changes["ttl_ms"] = milliseconds(ttl_s)
@@ -109,6 +109,16 @@ def with_terms(
     if if_version is not None:
         changes["if_versions"] = [if_version]
     return changed(options, **changes) if changes else options
+
+
+def check_version(if_version: int | None) -> None:
+    """Refuse a version that is no number.
+
+    Raises:
+        TypeError: It is none, but for instance a boolean, which would count as version 0 or 1.
+    """
+    if if_version is not None and (isinstance(if_version, bool) or not isinstance(if_version, int)):
+        raise TypeError(f"if_version is a number, not {type(if_version).__name__}")
 
 
 def milliseconds(seconds: Seconds) -> int:

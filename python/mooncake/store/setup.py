@@ -75,9 +75,11 @@ class SetupArguments:
                 settings.setdefault(_ALIASES.get(name, name), value)
         for name in ("local_hostname", "metadata_server"):
             settings.setdefault(name, "")
-        for name, value in settings.items():
-            settings[name] = _READERS.get(name, _read_text)(name, value)
-        return cls(segment_bytes_min=_DICT_BYTES_MIN, **settings)
+        read = {
+            name: _READERS.get(name, _read_text)(name, value) for name, value in settings.items()
+        }
+        used = {name: value for name, value in read.items() if value is not None}
+        return cls(segment_bytes_min=_DICT_BYTES_MIN, **used)
 
     def check(self) -> None:
         """Validate the arguments.
@@ -270,10 +272,11 @@ def _read_size(name: str, value: object) -> int:
     return size
 
 
-def _read_switch(name: str, value: object) -> bool:
+def _read_switch(name: str, value: object) -> bool | None:
     text = str(value).strip().lower()
     if text not in _TRUE + _FALSE:
         _log.warning("setup: %s=%r is neither true nor false and is ignored", name, value)
+        return None
     return text in _TRUE
 
 

@@ -75,9 +75,13 @@ def read_batch(
     """Read fields of a batch.
 
     Raises:
+        KeyError: The batch has no field that has a destination.
         RuntimeError: The batch does not exist any more.
         ValueError: What is stored is not valid, or a destination does not fit.
     """
+    unknown = [name for name in selection.destinations if name not in ref.field_index]
+    if unknown:
+        raise KeyError(f"destinations of unknown DataProto fields: {unknown}")
     rows = selection.rows
     stages = {
         name: _Stage(*objects.open(ref.stage_refs[name], may_be_old=True))

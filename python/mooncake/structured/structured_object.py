@@ -238,7 +238,7 @@ class StructuredObjects:
             destinations: Memory that receives members, by name.
 
         Raises:
-            KeyError: The object has no such member.
+            KeyError: The object has no member that is selected, or that has a destination.
             RuntimeError: The object does not exist any more.
             ValueError: The specification or a destination does not fit the object.
         """
@@ -248,6 +248,9 @@ class StructuredObjects:
             manifest_key_of(spec.ref)
         manifest, metadata, fields = self.open(spec.ref)
         names = list(manifest.buffers) if spec.member_names is None else list(spec.member_names)
+        unknown = [name for name in destinations or () if name not in manifest.buffers]
+        if unknown:
+            raise KeyError(f"destinations of unknown structured members: {unknown}")
         reads = self.reads()
         pending = {
             name: reads.member(

@@ -245,6 +245,7 @@ class MooncakeBundleTransfer:
                 `raw_destination` or `tensor_object_buffer` returned. Other members are allocated.
 
         Raises:
+            KeyError: The object has no member of the name of a destination.
             TypeError: A destination is of a wrong type.
             ValueError: A destination does not fit its member.
         """

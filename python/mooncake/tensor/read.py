@@ -64,7 +64,7 @@ class Tensors:
         """
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < _HUGE_BYTES:
-            return load_torch().empty(shape, dtype=dtype.torch())
+            return load_torch().empty(shape, dtype=dtype.torch(), device="cpu")
         return memory.as_torch(load_numpy().empty(nbytes, dtype="uint8"), dtype, shape)
 
     def restore(self, stored: Any, metadata: TensorMetadata) -> Any:

@@ -10,7 +10,7 @@ from mooncake._api.native_calls import AsyncNative, async_pause
 from mooncake._api.outcomes import only
 from mooncake._api.removals import LeaseWait, removal_outcome
 from mooncake._api.types import Cleared, Deleted, Key
-from mooncake._api.values import Seconds, encoded, key_list, milliseconds
+from mooncake._api.values import Seconds, check_version, encoded, key_list, milliseconds
 from mooncake.errors import MooncakeError, NotFoundError
 from mooncake.tensor.calls import run_async
 from mooncake.tensor.sharded import OF_SHARDS, internal_pattern, manifest_pattern, refusal
@@ -56,6 +56,7 @@ class AsyncRemovalCalls:
             VersionDiffersError: The object has another version than `if_version`.
             DeadlineError: The object was still leased at the end of the wait.
         """
+        check_version(if_version)
         native, lease = limited(self._native, timeout_s), LeaseWait(key, timeout_s)
         while True:
             outcome = await _removed(native, key, force=force, pinned=pinned, if_version=if_version)

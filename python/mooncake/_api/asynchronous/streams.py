@@ -61,7 +61,8 @@ class AsyncStreamCalls:
                 within ``--put_start_discard_timeout_sec``.
 
         Returns:
-            True if the object was stored; false if an existing object was kept.
+            True if the object was stored; false if an existing object was kept, which may be one
+            that another client is still writing.
 
         Raises:
             InvalidArgumentError: There is no byte, or not the number of bytes that `size` says.

@@ -84,7 +84,8 @@ class ObjectCalls(RemovalCalls):
 
         Returns:
             True if the value was stored; false if an existing object was kept, or did not have the
-            version `if_version`.
+            version `if_version`. An object that another client is still writing counts as
+            existing, although no read finds it before it is complete.
 
         Raises:
             NoSpaceError: No segment has enough free space, and nothing may be evicted.

@@ -12,7 +12,7 @@ from mooncake._api.native_calls import Native, pause
 from mooncake._api.outcomes import only
 from mooncake._api.removals import LeaseWait, removal_outcome
 from mooncake._api.types import Cleared, Deleted, Key
-from mooncake._api.values import Seconds, encoded, key_list, milliseconds
+from mooncake._api.values import Seconds, check_version, encoded, key_list, milliseconds
 from mooncake.errors import MooncakeError, NotFoundError
 from mooncake.tensor.calls import run
 from mooncake.tensor.sharded import OF_SHARDS, internal_pattern, manifest_pattern, refusal
@@ -58,6 +58,7 @@ class RemovalCalls:
             VersionDiffersError: The object has another version than `if_version`.
             DeadlineError: The object was still leased at the end of the wait.
         """
+        check_version(if_version)
         native, lease = limited(self._native, timeout_s), LeaseWait(key, timeout_s)
         while True:
             outcome = _removed(native, key, force=force, pinned=pinned, if_version=if_version)

@@ -63,7 +63,8 @@ class StreamCalls:
                 within ``--put_start_discard_timeout_sec``.
 
         Returns:
-            True if the object was stored; false if an existing object was kept.
+            True if the object was stored; false if an existing object was kept, which may be one
+            that another client is still writing.
 
         Raises:
             InvalidArgumentError: There is no byte, or not the number of bytes that `size` says.
