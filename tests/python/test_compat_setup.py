@@ -226,6 +226,36 @@ def test_wrong_argument_types_raise(fresh):
             fresh.setup("localhost", "P2PHANDSHAKE", *sizes)
 
 
+def test_wrong_argument_leaves_the_store_set_up(fresh):
+    assert set_up(fresh, "embedded") == 0
+    assert fresh.put("k", b"v") == 0
+    name = fresh.get_hostname()
+    offload = {"enable_ssd_offload": True, "ssd_offload_path": "/nowhere"}
+    for wrong in ({"global_segment_size": "16MB"}, {"tenant_id": 5}, {"client_http_port": 1.0}):
+        with pytest.raises(TypeError, match=next(iter(wrong))):
+            fresh.setup("localhost", "P2PHANDSHAKE", **wrong)
+    with pytest.raises(ValueError, match="FileStorage"):
+        fresh.setup("localhost", "P2PHANDSHAKE", **offload)
+    assert (fresh.health_check(), fresh.get("k"), fresh.get_hostname()) == (0, b"v", name)
+
+
+def test_wrong_value_closes_the_store(fresh, caplog):
+    assert set_up(fresh, "embedded") == 0
+    assert fresh.setup("localhost:1", "P2PHANDSHAKE", 0, 0, "foo", "", "embedded") == INVALID
+    assert (fresh.health_check(), fresh.get_hostname()) == (1, "localhost:1")
+    assert "unknown protocol" in caplog.text
+    assert "unknown protocol" in str(mooncake.last_error())
+
+
+def test_sizes_may_be_integers_of_numpy(fresh):
+    numpy = pytest.importorskip("numpy")
+    sizes = (numpy.int64(16 * MIB), numpy.uint32(MIB))
+    assert fresh.setup("localhost", "P2PHANDSHAKE", *sizes, master_server_addr="embedded") == 0
+    with pytest.raises(TypeError, match="global_segment_size"):
+        fresh.setup("localhost", "P2PHANDSHAKE", numpy.float64(16 * MIB))
+    assert fresh.health_check() == 0
+
+
 def test_dict_excludes_other_arguments(fresh):
     config = {"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE"}
     with pytest.raises(TypeError, match="protocol"):

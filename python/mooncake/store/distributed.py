@@ -89,7 +89,7 @@ class MooncakeDistributedStore(
     ) -> int:
         """Join the pool, with arguments or with a dictionary of settings.
 
-        A store that is set up already is closed first.
+        A store that is set up already is closed first, unless an argument has a wrong type.
 
         Args:
             local_hostname: ``host`` or ``host:port`` by which peers reach this process, or a
@@ -148,17 +148,20 @@ class MooncakeDistributedStore(
             "ssd_get_wait_ms": ssd_get_wait_ms,
         }
         _check_form(given, config)
-        shared = shared_engine(engine)
-        self.close()
+        shared, name = shared_engine(engine), ""
         try:
             if config is not None:
                 arguments = SetupArguments.from_dict(config)
             else:
-                arguments = SetupArguments(**given)
-            self._name = arguments.local_hostname
+                arguments = SetupArguments.from_values(given)
+            name = arguments.local_hostname
+            # Raises for a wrong type, which leaves the store as it is.
             arguments.check()
+            self.close()
             self._native, self._held_port = connect(arguments, shared)
         except MooncakeError as error:
+            self.close()
+            self._name = name
             _log.error("setup failed: %s; %s", with_remedy(error), _NOT_SET_UP)
             # Upstream returns one number for every failed setup, except for unsupported features.
             return error.code if isinstance(error, NotSupportedError) else INVALID_PARAMS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import random
 from dataclasses import dataclass, fields
@@ -55,6 +56,16 @@ class SetupArguments:
     ssd_prefetch_dedup_ttl_sec: int = 30
     ssd_get_wait_ms: int = 10
     segment_bytes_min: int = _SEGMENT_BYTES_MIN
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> SetupArguments:
+        """Take values of arguments, of which integers may be those of other libraries."""
+        taken = dict(values)
+        for field in fields(cls):
+            value: Any = values.get(field.name)
+            if field.type == "int" and hasattr(value, "__index__"):
+                taken[field.name] = operator.index(value)
+        return cls(**taken)
 
     @classmethod
     def from_dict(cls, config: dict[str, Any]) -> SetupArguments:
