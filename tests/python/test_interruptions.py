@@ -388,6 +388,45 @@ def test_timeout_of_an_awaited_call_ends_it(master):
     asyncio.run(use())
 
 
+@pytest.mark.parametrize("is_left", [True, False])
+def test_lease_is_lost_and_left_without_a_master(master, monkeypatch, is_left):
+    """A renewal ends when the lease could have ended; the end of the block does not wait for it."""
+    monkeypatch.setattr("mooncake._api.blocking.leases._GRANTED_S", 20.0 if is_left else 0.5)
+    begun, losses, told = threading.Event(), [], threading.Event()
+
+    def lose(loss: mooncake.LeaseLostError) -> None:
+        losses.append(loss)
+        told.set()
+
+    def begin(*arguments: Any) -> Any:
+        if is_frozen:
+            begun.set()
+        return run(*arguments)
+
+    monkeypatch.setattr("mooncake._api.blocking.leases.run", begin)
+    is_frozen = False
+    with Store(master.address, StoreConfig(segment_bytes=64 * MIB)) as store:
+        store.put("k", b"v", overwrite=True)
+        lease = store.lease("k", every_s=0.05, on_lost=lose)
+        with lease:
+            freeze(master.process.pid)
+            is_frozen = True
+            try:
+                assert begun.wait(10)
+                if not is_left:
+                    assert told.wait(10)
+                    assert not lease.is_held
+                began = time.monotonic()
+                lease.__exit__(None, None, None)
+                assert time.monotonic() - began < SOON_S
+            finally:
+                os.kill(master.process.pid, signal.SIGCONT)
+    for thread in threading.enumerate():
+        if thread.name == "mooncake-lease":
+            thread.join(30)
+    assert [type(loss.__cause__) for loss in losses] == [mooncake.DeadlineError][is_left:]
+
+
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), 1e300])
 def test_timeout_is_a_positive_number(store, timeout_s):
     with pytest.raises(mooncake.InvalidArgumentError, match="timeout_s"):

@@ -6,18 +6,26 @@ import threading
 from collections.abc import Awaitable, Callable
 
 from mooncake._hints import asyncio
+from mooncake.errors import MooncakeError
 
 __all__ = ["AsyncRepeater", "Repeater"]
 
 
 class Repeater:
-    """Repeats a call in a thread until the call returns false, or `stop`."""
+    """Repeats a call in a thread until the call returns a failure, or `stop`."""
 
-    __slots__ = ("_call", "_every_s", "_is_stopped", "_name", "_thread")
+    __slots__ = ("_call", "_every_s", "_is_stopped", "_name", "_on_failure", "_thread")
 
-    def __init__(self, call: Callable[[], bool], every_s: float, name: str) -> None:
-        """Prepare a thread of that name."""
+    def __init__(
+        self,
+        call: Callable[[], MooncakeError | None],
+        on_failure: Callable[[MooncakeError], object],
+        every_s: float,
+        name: str,
+    ) -> None:
+        """Prepare a thread of that name, which passes the failure to `on_failure`."""
         self._call = call
+        self._on_failure = on_failure
         self._every_s = every_s
         self._name = name
         self._is_stopped = threading.Event()
@@ -37,25 +45,34 @@ class Repeater:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread and wait for its end."""
-        thread, self._thread = self._thread, None
+        """Stop the thread without waiting for its end: the outcome of a call no longer counts."""
+        self._thread = None
         self._is_stopped.set()
-        if thread is not None:
-            thread.join()
 
     def _run(self, is_stopped: threading.Event) -> None:
-        while not is_stopped.wait(self._every_s) and self._call():
-            pass
+        while not is_stopped.wait(self._every_s):
+            failure = self._call()
+            if failure is not None:
+                if not is_stopped.is_set():
+                    self._on_failure(failure)
+                return
 
 
 class AsyncRepeater:
-    """Repeats a coroutine in a task until it returns false, or `stop`."""
+    """Repeats a coroutine in a task until it returns a failure, or `stop`."""
 
-    __slots__ = ("_call", "_every_s", "_name", "_task")
+    __slots__ = ("_call", "_every_s", "_name", "_on_failure", "_task")
 
-    def __init__(self, call: Callable[[], Awaitable[bool]], every_s: float, name: str) -> None:
-        """Prepare a task of that name."""
+    def __init__(
+        self,
+        call: Callable[[], Awaitable[MooncakeError | None]],
+        on_failure: Callable[[MooncakeError], object],
+        every_s: float,
+        name: str,
+    ) -> None:
+        """Prepare a task of that name, which passes the failure to `on_failure`."""
         self._call = call
+        self._on_failure = on_failure
         self._every_s = every_s
         self._name = name
         self._task: asyncio.Task[None] | None = None
@@ -77,6 +94,8 @@ class AsyncRepeater:
             await asyncio.wait([task])
 
     async def _run(self) -> None:
-        await asyncio.sleep(self._every_s)
-        while await self._call():
+        failure = None
+        while failure is None:
             await asyncio.sleep(self._every_s)
+            failure = await self._call()
+        self._on_failure(failure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -22,6 +23,10 @@ __all__ = ["AsyncLease"]
 
 _log = logging.getLogger("mooncake.lease")
 
+# Duration of a lease unless the master is configured otherwise, which no answer tells.
+_GRANTED_S = 10.0
+_RENEWAL_MIN_S = 1.0
+
 
 class AsyncLease:
     """Protect objects from eviction and unforced removal; use it with ``async with``.
@@ -31,12 +36,22 @@ class AsyncLease:
     The lease is renewed in the background at an interval. Leaving the block lets the lease expire,
     which takes as long as the master is configured to hold it (``--default_kv_lease_ttl``).
 
-    A lease is lost if a renewal fails: an object is gone, or the master could not be asked. The
-    program is told once, by the callback that it gave, or else by `LeaseLostError` at the end of
-    the block.
+    A lease is lost if a renewal fails: an object is gone, or the master does not answer within 10 s
+    since it was last asked with success, the duration of a lease unless the master is configured
+    otherwise, or within twice the interval if that is longer. The program is told once, by the
+    callback that it gave, or else by `LeaseLostError` at the end of the block.
     """
 
-    __slots__ = ("_keys", "_loss", "_native", "_on_lost", "_renewals")
+    __slots__ = (
+        "_granted_s",
+        "_held_until",
+        "_keys",
+        "_loss",
+        "_native",
+        "_on_lost",
+        "_renewals",
+        "_timeout_s",
+    )
 
     def __init__(
         self,
@@ -44,6 +59,7 @@ class AsyncLease:
         keys: list[Key],
         every_s: float,
         on_lost: Callable[[LeaseLostError], object] | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         """Prepare the value that `AsyncStore.lease` returns."""
         if not every_s > 0:
@@ -52,7 +68,13 @@ class AsyncLease:
         self._keys = keys
         self._on_lost = on_lost
         self._loss: LeaseLostError | None = None
-        self._renewals = AsyncRepeater(self._renew_again, every_s, "mooncake-lease")
+        self._timeout_s = timeout_s
+        # On the monotonic clock.
+        self._held_until = 0.0
+        self._granted_s = max(_GRANTED_S, 2 * every_s)
+        self._renewals = AsyncRepeater(
+            self._renew_again, self._report_loss, every_s, "mooncake-lease"
+        )
 
     @property
     def keys(self) -> tuple[Key, ...]:
@@ -72,10 +94,9 @@ class AsyncLease:
             MooncakeError: The master could not be asked.
         """
         try:
-            await run_async(self._native, lease([encoded(key) for key in self._keys]))
+            await self._ask()
         except MooncakeError as failure:
-            if self._loss is None:
-                self._loss = LeaseLostError.of(failure)
+            self._record_loss(failure)
             raise
 
     def __repr__(self) -> str:
@@ -103,17 +124,30 @@ class AsyncLease:
             error.add_note(f"before that, a lease was lost: {self._loss}")
         return False
 
-    async def _renew_again(self) -> bool:
-        try:
-            await self.renew()
-        except MooncakeError:
-            self._report_loss()
-            return False
-        return True
+    async def _ask(self) -> None:
+        began, limit_s = time.monotonic(), self._timeout_s
+        if self.is_held:
+            left_s = max(self._held_until - began, _RENEWAL_MIN_S)
+            limit_s = left_s if limit_s is None else min(limit_s, left_s)
+        await run_async(self._native, lease([encoded(key) for key in self._keys]), limit_s)
+        self._held_until = began + self._granted_s
 
-    def _report_loss(self) -> None:
-        if self._loss is not None and self._on_lost is not None:
+    async def _renew_again(self) -> MooncakeError | None:
+        try:
+            await self._ask()
+        except MooncakeError as failure:
+            return failure
+        return None
+
+    def _record_loss(self, failure: MooncakeError) -> LeaseLostError:
+        if self._loss is None:
+            self._loss = LeaseLostError.of(failure)
+        return self._loss
+
+    def _report_loss(self, failure: MooncakeError) -> None:
+        loss = self._record_loss(failure)
+        if self._on_lost is not None:
             try:
-                self._on_lost(self._loss)
+                self._on_lost(loss)
             except Exception:  # noqa: BLE001 - code of the caller may raise anything
                 _log.exception("the callback for a lost lease failed")

@@ -282,13 +282,15 @@ class AsyncObjectCalls(AsyncRemovalCalls):
             every_s: Interval of renewals; must be shorter than the master's lease.
             on_lost: Called once with the loss, in the background, as soon as a renewal fails; the
                 end of the block then raises nothing. It must not block.
-            timeout_s: Longest duration of the call that takes the lease, and of each renewal.
+            timeout_s: Longest duration of the call that takes the lease, and of each renewal. A
+                renewal also ends 10 s after the one before has begun (twice the interval if that is
+                longer): the lease could have ended, so that it is lost.
 
         Raises:
             NotFoundError: On entry, an object does not exist.
             LeaseLostError: At the end of the block, a renewal had failed, and there is no callback.
         """
-        return AsyncLease(self._within(timeout_s), key_list(keys), every_s, on_lost)
+        return AsyncLease(self._native, key_list(keys), every_s, on_lost, timeout_s)
 
     async def exists(
         self, key: Key, *, prefetch: bool = False, timeout_s: float | None = None

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -24,6 +25,10 @@ __all__ = ["Lease"]
 
 _log = logging.getLogger("mooncake.lease")
 
+# Duration of a lease unless the master is configured otherwise, which no answer tells.
+_GRANTED_S = 10.0
+_RENEWAL_MIN_S = 1.0
+
 
 class Lease:
     """Protect objects from eviction and unforced removal; use it with ``with``.
@@ -33,12 +38,22 @@ class Lease:
     The lease is renewed in the background at an interval. Leaving the block lets the lease expire,
     which takes as long as the master is configured to hold it (``--default_kv_lease_ttl``).
 
-    A lease is lost if a renewal fails: an object is gone, or the master could not be asked. The
-    program is told once, by the callback that it gave, or else by `LeaseLostError` at the end of
-    the block.
+    A lease is lost if a renewal fails: an object is gone, or the master does not answer within 10 s
+    since it was last asked with success, the duration of a lease unless the master is configured
+    otherwise, or within twice the interval if that is longer. The program is told once, by the
+    callback that it gave, or else by `LeaseLostError` at the end of the block.
     """
 
-    __slots__ = ("_keys", "_loss", "_native", "_on_lost", "_renewals")
+    __slots__ = (
+        "_granted_s",
+        "_held_until",
+        "_keys",
+        "_loss",
+        "_native",
+        "_on_lost",
+        "_renewals",
+        "_timeout_s",
+    )
 
     def __init__(
         self,
@@ -46,6 +61,7 @@ class Lease:
         keys: list[Key],
         every_s: float,
         on_lost: Callable[[LeaseLostError], object] | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         """Prepare the value that `Store.lease` returns."""
         if not every_s > 0:
@@ -54,7 +70,11 @@ class Lease:
         self._keys = keys
         self._on_lost = on_lost
         self._loss: LeaseLostError | None = None
-        self._renewals = Repeater(self._renew_again, every_s, "mooncake-lease")
+        self._timeout_s = timeout_s
+        # On the monotonic clock.
+        self._held_until = 0.0
+        self._granted_s = max(_GRANTED_S, 2 * every_s)
+        self._renewals = Repeater(self._renew_again, self._report_loss, every_s, "mooncake-lease")
 
     @property
     def keys(self) -> tuple[Key, ...]:
@@ -74,10 +94,9 @@ class Lease:
             MooncakeError: The master could not be asked.
         """
         try:
-            run(self._native, lease([encoded(key) for key in self._keys]))
+            self._ask()
         except MooncakeError as failure:
-            if self._loss is None:
-                self._loss = LeaseLostError.of(failure)
+            self._record_loss(failure)
             raise
 
     def __repr__(self) -> str:
@@ -105,17 +124,30 @@ class Lease:
             error.add_note(f"before that, a lease was lost: {self._loss}")
         return False
 
-    def _renew_again(self) -> bool:
-        try:
-            self.renew()
-        except MooncakeError:
-            self._report_loss()
-            return False
-        return True
+    def _ask(self) -> None:
+        began, limit_s = time.monotonic(), self._timeout_s
+        if self.is_held:
+            left_s = max(self._held_until - began, _RENEWAL_MIN_S)
+            limit_s = left_s if limit_s is None else min(limit_s, left_s)
+        run(self._native, lease([encoded(key) for key in self._keys]), limit_s)
+        self._held_until = began + self._granted_s
 
-    def _report_loss(self) -> None:
-        if self._loss is not None and self._on_lost is not None:
+    def _renew_again(self) -> MooncakeError | None:
+        try:
+            self._ask()
+        except MooncakeError as failure:
+            return failure
+        return None
+
+    def _record_loss(self, failure: MooncakeError) -> LeaseLostError:
+        if self._loss is None:
+            self._loss = LeaseLostError.of(failure)
+        return self._loss
+
+    def _report_loss(self, failure: MooncakeError) -> None:
+        loss = self._record_loss(failure)
+        if self._on_lost is not None:
             try:
-                self._on_lost(self._loss)
+                self._on_lost(loss)
             except Exception:  # noqa: BLE001 - code of the caller may raise anything
                 _log.exception("the callback for a lost lease failed")
