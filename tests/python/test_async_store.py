@@ -11,11 +11,13 @@ import signal
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import MIB, assert_quiet, freeze, run_script, start_master
 
 import mooncake
 from mooncake import AsyncStore, StoreConfig
+from mooncake._api.native_calls import _LoopCalls, async_apart
 
 CONFIG = StoreConfig(segment_bytes=64 * MIB)
 
@@ -155,6 +157,121 @@ def test_cancelled_call_keeps_its_buffer_until_it_ends(mortal_master):
                 mortal_master.process.send_signal(signal.SIGCONT)
             # Closing waits for the call, which then releases its buffer.
         value.append(1)
+
+    asyncio.run(main())
+
+
+MEMORY_CALLS = {
+    "put": lambda store, key, memory: store.put(key, memory),
+    "put_many": lambda store, key, memory: store.put_many({key: memory}),
+    "put_stream": lambda store, key, memory: store.put_stream(key, [memory]),
+    "put_array": lambda store, key, memory: store.put_array(key, np.frombuffer(memory)),
+    "get_into": lambda store, _, memory: store.get_into("bytes", memory),
+    "get_into_many": lambda store, _, memory: store.get_into_many(["bytes"], [memory]),
+    "get_range_into": lambda store, _, memory: store.get_range_into("bytes", 8, memory),
+    "readinto": lambda store, _, memory: read_into(store, memory),
+    "get_array": lambda store, _, memory: store.get_array("array", out=np.frombuffer(memory)),
+}
+
+
+async def read_into(store, memory):
+    return await (await store.reader("bytes")).readinto(memory)
+
+
+@pytest.mark.parametrize("name", MEMORY_CALLS)
+def test_cancelled_call_with_memory_raises_cancelled_error(store, monkeypatch, name):
+    """The task is cancelled when its first native call is in flight, its second, and so on."""
+    begin, begun, cancelled_at = _LoopCalls.begin, 0, 0
+    memories: list[bytearray] = []
+
+    def begin_and_cancel(calls, *arguments):
+        nonlocal begun
+        begun += 1
+        future = begin(calls, *arguments)
+        if begun == cancelled_at:
+            asyncio.current_task().cancel()
+        return future
+
+    async def outcome(wrapper, at):
+        nonlocal begun, cancelled_at
+        begun, cancelled_at = 0, at
+        memories.append(bytearray(1000))
+        call = MEMORY_CALLS[name](wrapper, f"new{at}", memories[-1])
+        (outcome,) = await asyncio.gather(asyncio.create_task(call), return_exceptions=True)
+        return type(outcome)
+
+    async def main():
+        wrapper = AsyncStore.of(store)
+        assert not issubclass(await outcome(wrapper, 0), BaseException)
+        assert begun > 0
+        for at in range(1, begun + 1):
+            assert await outcome(wrapper, at) is asyncio.CancelledError
+        await wrapper.close()
+
+    store.put("bytes", bytes(1000))
+    store.put_array("array", np.zeros(125))
+    monkeypatch.setattr(_LoopCalls, "begin", begin_and_cancel)
+    asyncio.run(main())
+    gc.collect()
+    for memory in memories:
+        memory.append(1)  # no call holds it any more
+
+
+def test_close_ends_cancelled_calls_and_awaits_others(mortal_master, monkeypatch):
+    monkeypatch.setattr("mooncake._api.native_calls._CANCELLED_S", 0.05)
+
+    async def main():
+        config = StoreConfig(segment_bytes=64 * MIB, rpc_timeout_s=20)
+        store = await AsyncStore(mortal_master.address, config).open()
+        await store.put("k", b"v")
+        freeze(mortal_master.process.pid)
+        try:
+            awaited, cancelled = (asyncio.create_task(store.get("k")) for _ in range(2))
+            await asyncio.sleep(0)
+            cancelled.cancel()
+            closed = asyncio.create_task(store.close())
+            done, _ = await asyncio.wait([closed], timeout=0.2)
+            assert not done, "a call is awaited"
+            assert not store.is_closed
+        finally:
+            mortal_master.process.send_signal(signal.SIGCONT)
+        assert await awaited == b"v"
+        await closed
+
+        store = await AsyncStore(mortal_master.address, config).open()
+        await store.exists("k")
+        freeze(mortal_master.process.pid)
+        try:
+            task = asyncio.create_task(store.exists("k"))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait_for(store.close(), 10)
+            assert store.is_closed
+        finally:
+            mortal_master.process.send_signal(signal.SIGCONT)
+
+    asyncio.run(main())
+
+
+def test_call_in_a_thread_ends_before_it_is_left():
+    gate, ended = threading.Event(), threading.Event()
+
+    def work():
+        gate.wait(30)
+        ended.set()
+        raise OSError("is not logged")
+
+    async def main():
+        task = asyncio.create_task(async_apart(work))
+        for _ in range(4):
+            await asyncio.sleep(0)
+            task.cancel()
+        done, _ = await asyncio.wait([task], timeout=0.05)
+        assert not done
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended.is_set()
 
     asyncio.run(main())
 

@@ -109,9 +109,10 @@ class AsyncStore(AsyncObjectCalls, AsyncRangeCalls, AsyncStreamCalls, AsyncTenso
         return self
 
     async def close(self) -> None:
-        """Wait for the calls of this loop that are in flight, and leave the pool.
+        """Wait for the calls of this loop that tasks await, and leave the pool.
 
-        Objects in the memory that this process lent are lost. Idempotent.
+        Calls whose tasks were cancelled have 3 s more; leaving ends them. Objects in the
+        memory that this process lent are lost. Idempotent.
         """
         await self._native.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
@@ -33,6 +34,9 @@ Native: TypeAlias = _native.Store
 Located: TypeAlias = _native.Located
 pause = time.sleep
 
+# Time for calls that nobody awaits any more, before a store is closed.
+_CANCELLED_S = 3.0
+
 
 async def async_pause(seconds: float) -> None:
     """Wait without blocking the event loop."""
@@ -45,13 +49,17 @@ def apart(function: Callable[P, T], /, *args: P.args, **keywords: P.kwargs) -> T
 
 
 async def async_apart(function: Callable[P, T], /, *args: P.args, **keywords: P.kwargs) -> T:
-    """Call a function that blocks in a thread; a cancelled call ends before it is left."""
+    """Call a function that blocks in a thread; however often it is cancelled, it ends first."""
     call = functools.partial(function, *args, **keywords)
     future = asyncio.get_running_loop().run_in_executor(None, call)
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
-        await asyncio.wait([future])
+        while not future.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([future])
+        # The failure is looked at, or the loop would log it.
+        future.exception()
         raise
 
 
@@ -140,13 +148,22 @@ class AsyncNative(AsyncCalls):
         return self.opened().metrics_text()
 
     async def close(self) -> None:
-        """Wait for the calls of this loop that are in flight, and close the store."""
+        """Wait for the calls of this loop that tasks await, and close the store.
+
+        Calls whose tasks were cancelled have 3 s more: a master that does not answer would
+        prolong them. Closing ends them; and all calls if the wait for them is cancelled.
+        """
         loop = asyncio.get_running_loop()
         calls = self._loops.pop(id(loop), None)
-        if calls is not None:
-            await calls.close()
-        if self.store is not None:
-            await asyncio.to_thread(self.store.close)
+        try:
+            if calls is not None:
+                await calls.wait_for_awaited()
+                await calls.wait_for_all(_CANCELLED_S)
+        finally:
+            if self.store is not None:
+                await asyncio.to_thread(self.store.close)
+            if calls is not None:
+                await calls.close()
 
     @property
     def has_open_loops(self) -> bool:
@@ -192,11 +209,21 @@ class _LoopCalls:
         future = self._futures[number] = self.loop.create_future()
         return future
 
-    async def close(self) -> None:
-        """Wait until no call is in flight, and stop watching the descriptor."""
+    async def wait_for_awaited(self) -> None:
+        """Wait for the calls in flight whose tasks were not cancelled."""
+        awaited = [future for future in self._futures.values() if not future.done()]
+        if awaited:
+            await asyncio.wait(awaited)
+
+    async def wait_for_all(self, timeout_s: float | None = None) -> None:
+        """Wait until no call is in flight, or for that time."""
         if self._futures:
             self._idle = self.loop.create_future()
-            await self._idle
+            await asyncio.wait([self._idle], timeout=timeout_s)
+
+    async def close(self) -> None:
+        """Wait until no call is in flight, and stop watching the descriptor."""
+        await self.wait_for_all()
         self.loop.remove_reader(self._calls.fileno())
 
     def _take(self) -> None:

@@ -81,11 +81,16 @@ class ObjectReader:
 
     def readinto(self, buffer: Writable) -> int:
         """Fill writable, contiguous memory as far as there are bytes; return their number."""
-        with memoryview(writable(buffer)) as view, view.cast("B") as whole:
-            length = min(max(self.size - self._position, 0), len(whole))
+        whole = memoryview(writable(buffer)).cast("B")
+        length = min(max(self.size - self._position, 0), len(whole))
+        part = whole[:length]
+        del whole
+        try:
             if length > 0:
-                with whole[:length] as part:
-                    self._native.read_located_into(self._located, self._position, part)
+                self._native.read_located_into(self._located, self._position, part)
+        finally:
+            # Not released: a call whose wait was cancelled holds the memory until it has ended.
+            del part
         self._position += length
         return length
 
