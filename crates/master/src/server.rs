@@ -30,7 +30,7 @@ use crate::{
     rlimit::connections_max,
     service::{
         Admission, Service,
-        connection::{GrpcStream, ServerContext},
+        connection::{ServerContext, grpc_stream::GrpcStream},
         dedicated_thread::DEDICATED_THREADS_MAX,
         grpc,
         listen::CONNECTIONS_MAX,

@@ -21,7 +21,7 @@ use tonic::{Code, Status, service::interceptor::InterceptedService, transport::S
 use self::{health::HealthWhileLeading, request_budget::BudgetedRequests};
 use super::{
     Admission, AnsweringThread, Service,
-    connection::{GrpcCall, GrpcPeer, GrpcStream},
+    connection::grpc_stream::{GrpcCall, GrpcPeer, GrpcStream},
 };
 
 /// The interval of HTTP/2 keepalive probes.

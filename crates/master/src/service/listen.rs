@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::{
-    connection::{Connection, GrpcStream, ServerContext},
+    connection::{Connection, ServerContext, grpc_stream::GrpcStream},
     native,
 };
 use crate::server::Server;
