@@ -67,7 +67,10 @@ const UNSAFE: &[(&str, &str)] = &[
     ),
     ("crates/transfer-engine/src/transfer_entry.rs", "carries addresses of memory that was lent"),
     ("crates/transfer-engine/src/memory/region.rs", "names registered memory to copies"),
-    ("crates/transfer-engine/src/transport/shm/server.rs", "eventfd, which std does not have"),
+    (
+        "crates/transfer-engine/src/transport/shm/server/wake_event.rs",
+        "eventfd, which std does not have",
+    ),
     ("crates/transfer-engine/src/transport/shm/link.rs", "passes file descriptors, and geteuid"),
     ("crates/transfer-engine/src/transport/shm/server/connection.rs", "calls prctl"),
     ("crates/transfer-engine/src/transport/shm/probe.rs", "process_vm_readv and writev"),

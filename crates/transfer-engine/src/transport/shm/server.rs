@@ -4,11 +4,12 @@
 //! both directions.
 
 mod connection;
+mod wake_event;
 
 use std::{
     collections::HashMap,
     io,
-    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd},
+    os::fd::{AsRawFd, RawFd},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -21,7 +22,10 @@ use mooncake_base::{EngineId, Error, ErrorCode, Result};
 use mooncake_os::{acceptor::ACCEPT_PAUSE, threads::Threads};
 
 pub(crate) use self::connection::AuthPolicy;
-use self::connection::{ConnectionEvent, ServerConnection};
+use self::{
+    connection::{ConnectionEvent, ServerConnection},
+    wake_event::WakeEvent,
+};
 use super::{
     client::Attachment,
     link::{Link, Received, effective_user, poll, poll_readable},
@@ -321,7 +325,7 @@ fn serve(shared: &ServerShared, listener: &Link) {
             sources.push(source);
             polled.push(poll_readable(descriptor));
         };
-        watch(PollSource::Wake, shared.wake.0.as_raw_fd());
+        watch(PollSource::Wake, shared.wake.as_fd().as_raw_fd());
         let is_accepting = accept_from <= Instant::now();
         if is_accepting {
             watch(PollSource::Listener, listener.raw_fd());
@@ -360,37 +364,6 @@ fn serve(shared: &ServerShared, listener: &Link) {
     drop(state);
     attachments.iter().for_each(|(_, attachment)| attachment.close());
     shared.withdrawal_done.notify_all();
-}
-
-/// An eventfd that wakes the thread from its poll.
-#[derive(Debug)]
-struct WakeEvent(OwnedFd);
-
-impl WakeEvent {
-    fn new() -> io::Result<Self> {
-        // SAFETY: the call only creates a new file descriptor.
-        let file = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if file < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the call above has just created the descriptor; no other code owns it.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(file) }))
-    }
-
-    fn notify(&self) {
-        let one = 1_u64;
-        let file = self.0.as_fd().as_raw_fd();
-        // SAFETY: the call reads eight bytes of a local. It fails only if the counter is full, in
-        // which case the thread is woken anyway.
-        let _ = unsafe { libc::write(file, (&raw const one).cast(), 8) };
-    }
-
-    fn clear(&self) {
-        let mut count = 0_u64;
-        let file = self.0.as_fd().as_raw_fd();
-        // SAFETY: the call writes eight bytes of a local.
-        let _ = unsafe { libc::read(file, (&raw mut count).cast(), 8) };
-    }
 }
 
 #[cfg(test)]
