@@ -198,8 +198,13 @@ def _pack_json(value: Any) -> bytes:
 
 
 def _pack_msgpack(value: Any) -> bytes:
-    packed: bytes = _msgpack().packb(value, default=_plain)
-    # Some values are packed but cannot be unpacked: a tuple that is a key becomes a list.
+    packb: Callable[..., bytes] = _msgpack().packb
+    try:
+        # This option gives tuples and objects of derived classes to `_plain`, which refuses them.
+        return packb(value, default=_plain, strict_types=True)
+    except TypeError:
+        packed = packb(value, default=_plain)
+    # A tuple that is a key would become a list, which is none: such a row cannot be unpacked.
     _unpack_msgpack(packed)
     return packed
 
