@@ -72,7 +72,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         add_progress(command)
     remove = add("rm", _remove, "remove a checkpoint, and what interrupted saves of it have left")
     remove.add_argument("prefix", help="name of the checkpoint")
-    remove.add_argument("--force", action="store_true", help="remove it even if it is leased")
+    remove.add_argument(
+        "--force", action="store_true", help="remove it even if a save of it runs, or it is leased"
+    )
 
 
 def _save(options: argparse.Namespace) -> int:

@@ -126,7 +126,11 @@ class Writer(StorageWriter):  # type: ignore[misc]
         """
         sizes = [each.tensor_storage_size() or 0 for plan in plans for each in plan.items]
         publication = self._publication = self._new_publication()
-        begun = publication.begin(sum(sizes), max(sizes, default=0), resumes=False)
+        try:
+            begun = publication.begin(sum(sizes), max(sizes, default=0), resumes=False)
+        except BaseException:
+            self._end()
+            raise
         return [
             dataclasses.replace(plan, storage_data={**begun, "rank": rank})
             for rank, plan in enumerate(plans)

@@ -1,23 +1,25 @@
-"""What is stored of checkpoints: `list`, `verify`, `delete`, and parts that no manifest names."""
+"""What is stored of checkpoints: `list`, `verify` and `delete`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from mooncake._api.async_store import AsyncStore
 from mooncake._api.keywords import suggesting
 from mooncake._api.store import Store
 from mooncake._runtime import Buffer
 from mooncake.checkpoint.manifest import Manifest, missing, read_manifest
-from mooncake.checkpoint.names import MANIFEST, Keys, listed, native_of
+from mooncake.checkpoint.marks import in_use, is_mark
+from mooncake.checkpoint.names import MANIFEST, Keys, error_of, listed, native_of
+from mooncake.checkpoint.removal import remove_unused
 from mooncake.checkpoint.transfer import read_parts
 from mooncake.errors import CorruptError, MooncakeError, NotFoundError, NotSupportedError
 
-__all__ = ["Checkpoint", "delete", "list_checkpoints", "remove_stale", "verify"]
+__all__ = ["Checkpoint", "delete", "list_checkpoints", "verify"]
 
-_BATCH = 1024
+_HAS_LEASE = -706
+_WAIT = "Wait for its end; if its process was killed, until the lease is over; or use force."
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,45 +121,28 @@ def delete(store: Store | AsyncStore, prefix: str, *, force: bool = False) -> No
     Args:
         store: The store.
         prefix: Name of the checkpoint; those below it stay.
-        force: Remove it even if a client holds a lease on its manifest, as a save that replaces it
-            does.
+        force: Remove it even if a save of that name runs, which then fails, or a client holds a
+            lease on its manifest.
 
     Raises:
         NotFoundError: Nothing of that name is stored.
-        BusyError: The manifest is leased; nothing was removed.
+        BusyError: A save of that name runs, or was killed and its lease is not over yet; or the
+            manifest is leased. Nothing was removed.
     """
     native, keys = native_of(store), Keys(prefix)
+    saves: set[str] = set()
+    marks = []
+    for key, _, _ in listed(native, keys.saves):
+        saves.add(keys.save_of(key) or "")
+        marks += [key] if keys.save_of(key) and is_mark(key) else []
+    # A mark is not on the manifest: a lease on that would outlast the save.
+    if not force and (held := in_use(native, marks)):
+        raise error_of(_HAS_LEASE, "a save of the checkpoint runs", key=held[0], remedy=_WAIT)
     # Without its manifest the checkpoint is not visible.
     (outcome,) = native.remove([keys.manifest], force=force)
     is_missing = isinstance(outcome, NotFoundError)
     if isinstance(outcome, MooncakeError) and not is_missing:
         raise outcome
-    if remove_stale(native, keys, ()) == 0 and is_missing:
+    removed = remove_unused(native, keys, ended=saves if force else ())
+    if removed == 0 and is_missing:
         raise missing(keys)
-
-
-def remove_stale(native: Any, keys: Keys, kept: Iterable[str], *, save: str | None = None) -> int:
-    """Remove the parts that no manifest names.
-
-    Args:
-        native: The native store.
-        keys: Keys of the checkpoint.
-        kept: Names of the parts that stay.
-        save: Remove only the parts of this save.
-
-    Returns:
-        Number of removed objects. Parts that are being written or copied stay; the next save or
-        removal finds them again.
-    """
-    names = {keys.of(name) for name in kept}
-    start = keys.saves if save is None else f"{keys.saves}{save}/"
-    stale = [
-        key
-        for key, _, _ in listed(native, start)
-        if keys.save_of(key) is not None and key not in names
-    ]
-    removed = 0
-    for at in range(0, len(stale), _BATCH):
-        outcomes = native.remove(stale[at : at + _BATCH], force=True)
-        removed += sum(outcome is True for outcome in outcomes)
-    return removed

@@ -14,12 +14,13 @@ from mooncake.checkpoint.nodes import Node, checked_tree
 from mooncake.errors import MooncakeError, NotFoundError, NotSupportedError
 from mooncake.tensor.dtypes import DType
 
-__all__ = ["Manifest", "Part", "Tensor", "missing", "read_manifest"]
+__all__ = ["Manifest", "Part", "Tensor", "lost_part", "missing", "read_manifest", "read_text"]
 
 FORMAT: Final = "mooncake.checkpoint"
 VERSION: Final = 1
-_NOT_SUPPORTED = -1012
+NOT_SUPPORTED: Final = -1012
 _OVERLAPS_CHECKED = 1024
+_DESCRIBED_MAX = 1024
 _CHECKSUM = re.compile(r"[0-9a-f]{16}")
 
 
@@ -156,7 +157,7 @@ class Manifest:
             if document["version"] != VERSION:
                 text = "a newer release wrote the checkpoint; load it with that one"
                 found = {"version": document["version"], "known": VERSION}
-                raise error_of(_NOT_SUPPORTED, text, key=keys.manifest, **found)
+                raise error_of(NOT_SUPPORTED, text, key=keys.manifest, **found)
             made = cls(
                 _text(document["save"]),
                 document["tree"],
@@ -188,13 +189,40 @@ def read_manifest(native: Any, keys: Keys) -> Manifest:
         NotFoundError: There is no such checkpoint.
         CorruptError: The manifest is damaged.
     """
+    text, version = read_text(native, keys)
+    return Manifest.decode(text, keys, version)
+
+
+def read_text(native: Any, keys: Keys) -> tuple[bytes, int]:
+    """Read the text of a manifest and its version.
+
+    Raises:
+        NotFoundError: There is no such checkpoint.
+    """
     (located,) = native.locate([keys.manifest], lease=False)
     if isinstance(located, NotFoundError):
         raise missing(keys)
     if isinstance(located, MooncakeError):
         raise located
-    data = native.read_located(located, 0, located.size)
-    return Manifest.decode(data, keys, located.version)
+    return native.read_located(located, 0, located.size), located.version
+
+
+def lost_part(native: Any, keys: Keys, manifest: Manifest) -> tuple[str, str] | None:
+    """Return the tensor and the key of a part that is not stored with its version; None if all are.
+
+    Raises:
+        MooncakeError: The master could not be asked.
+    """
+    parts = [*manifest.owners()]
+    for at in range(0, len(parts), _DESCRIBED_MAX):
+        batch = parts[at : at + _DESCRIBED_MAX]
+        described = native.describe([keys.of(part.name) for _, part in batch])
+        for (name, part), known in zip(batch, described, strict=True):
+            if isinstance(known, MooncakeError) and not isinstance(known, NotFoundError):
+                raise known
+            if isinstance(known, MooncakeError) or known["version"] != part.version:
+                return name, keys.of(part.name)
+    return None
 
 
 def missing(keys: Keys) -> MooncakeError:

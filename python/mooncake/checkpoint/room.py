@@ -6,8 +6,9 @@ from typing import Any
 
 from mooncake.checkpoint.manifest import Manifest
 from mooncake.checkpoint.names import NO_SPACE, Keys, error_of, listed
+from mooncake.errors import MooncakeError
 
-__all__ = ["check_room"]
+__all__ = ["check_room", "pool_full"]
 
 _DESCRIBED_MAX = 1024
 _OBJECTS_MAX = 1 << 16
@@ -67,6 +68,14 @@ def check_room(
         )
     missing: int = needed - free - reusable
     return max(missing, 1)
+
+
+def pool_full(native: Any, key: str, needed: int) -> MooncakeError:
+    """Return the error of a save that the pool has no memory for."""
+    segments = [each for each in native.segments() if each["takes_objects"]]
+    free = sum(each["capacity_bytes"] - each["used_bytes"] for each in segments)
+    text = "the pool is full: nothing was saved, and an earlier checkpoint is unchanged"
+    return error_of(NO_SPACE, text, key=key, needed_bytes=needed, free_bytes=free)
 
 
 def _kept_bytes(native: Any, keys: Keys, old: Manifest | None) -> int:

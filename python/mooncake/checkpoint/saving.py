@@ -15,13 +15,12 @@ from mooncake.checkpoint.journal import JOURNAL, journal, suffix_of
 from mooncake.checkpoint.layout import Layout
 from mooncake.checkpoint.local import LocalTensors
 from mooncake.checkpoint.names import (
-    NO_SPACE,
     Keys,
-    error_of,
     native_of,
 )
 from mooncake.checkpoint.publication import Pin, Publication
 from mooncake.checkpoint.ranks import Ranks
+from mooncake.checkpoint.room import pool_full
 from mooncake.checkpoint.safetensors import FileMemory, FileTensors
 from mooncake.checkpoint.transfer import (
     Source,
@@ -89,6 +88,8 @@ def save(  # noqa: PLR0913 (a public signature)
         InvalidArgumentError: The name is not one, or ranks contradict each other.
         NoSpaceError: The pool has not the memory; the message has the bytes needed and free.
         AlreadyExistsError: Another save of this name ended meanwhile.
+        NotFoundError: The checkpoint was deleted meanwhile.
+        NotSupportedError: A newer release wrote the checkpoint that has the name.
     """
     ranks = Ranks(process_group, no_dist=no_dist)
     terms = Terms(pin, checksum, replicas, dict(metadata or {}))
@@ -293,7 +294,7 @@ def put_parts(
     )
     for key, outcome in zip(keys, outcomes, strict=True):
         if isinstance(outcome, NoSpaceError):
-            raise _full(publication.native, key, needed) from outcome
+            raise pool_full(publication.native, key, needed) from outcome
         if isinstance(outcome, MooncakeError):
             raise outcome
     found = [each.result() for each in sums] if sums else [None] * len(names)
@@ -302,10 +303,3 @@ def put_parts(
 
 def _checksum(source: Source) -> int:
     return xxh3_of(source.address, source.nbytes)
-
-
-def _full(native: Any, key: str, needed: int) -> MooncakeError:
-    segments = [each for each in native.segments() if each["takes_objects"]]
-    free = sum(each["capacity_bytes"] - each["used_bytes"] for each in segments)
-    text = "the pool is full: nothing was saved, and an earlier checkpoint is unchanged"
-    return error_of(NO_SPACE, text, key=key, needed_bytes=needed, free_bytes=free)
