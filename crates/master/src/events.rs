@@ -15,16 +15,12 @@ mod zmtp;
 use std::{
     collections::VecDeque,
     net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
 
 use bytes::Bytes;
-use mooncake_base::sync::Mutex;
-use mooncake_base::{Endpoint, Error, Result};
+use mooncake_base::{Endpoint, Error, Result, counters, sync::Mutex};
 use mooncake_os::acceptor::ACCEPT_PAUSE;
 use tokio::{
     net::TcpListener,
@@ -59,29 +55,29 @@ pub struct Events {
     before: u64,
     queue: Mutex<EventQueue>,
     has_more: Notify,
-    published_batches: AtomicU64,
-    published_events: AtomicU64,
-    dropped: AtomicU64,
-    skipped: AtomicU64,
-    missed: Arc<AtomicU64>,
-    subscribers: Arc<AtomicU64>,
+    counters: Arc<EventCounters>,
 }
 
-/// What was published, and what was not.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct EventCounts {
-    /// Messages.
-    pub published_batches: u64,
-    /// Events in them.
-    pub published_events: u64,
-    /// Events that a full queue gave up.
-    pub dropped: u64,
-    /// Events without a key.
-    pub skipped: u64,
-    /// Messages that subscribers were too slow for.
-    pub missed: u64,
-    /// Subscribers that are connected.
-    pub subscribers: u64,
+counters! {
+    /// Counts what is published, and what is not.
+    struct EventCounters;
+    /// What was published, and what was not.
+    #[derive(Copy)]
+    pub struct EventCounts {}
+    METRICS {
+        /// Events published.
+        published_events = counter "published_total",
+        /// Events dropped because the queue was full.
+        dropped = counter "dropped_total",
+        /// Messages missed by slow subscribers.
+        missed = counter "missed_total",
+        /// Connected event subscribers.
+        subscribers = gauge "subscribers",
+        /// Messages published.
+        published_batches,
+        /// Events without a key, which are not published.
+        skipped,
+    }
 }
 
 /// The queue of events to be sent.
@@ -101,12 +97,7 @@ impl Events {
             before,
             queue: Mutex::default(),
             has_more: Notify::new(),
-            published_batches: AtomicU64::new(0),
-            published_events: AtomicU64::new(0),
-            dropped: AtomicU64::new(0),
-            skipped: AtomicU64::new(0),
-            missed: Arc::default(),
-            subscribers: Arc::default(),
+            counters: Arc::default(),
         }
     }
 
@@ -120,13 +111,13 @@ impl Events {
         for event in events {
             // Without its key, an event about one object carries no information.
             if !self.config.has_object_key && !matches!(event, ObjectEvent::Cleared { .. }) {
-                self.skipped.fetch_add(1, Ordering::Relaxed);
+                self.counters.skipped.increment();
                 continue;
             }
             if queue.waiting.len() >= capacity {
                 queue.waiting.pop_front();
                 queue.lost += 1;
-                self.dropped.fetch_add(1, Ordering::Relaxed);
+                self.counters.dropped.increment();
             }
             queue.waiting.push_back(event);
         }
@@ -136,15 +127,7 @@ impl Events {
 
     /// Returns the counters.
     pub fn counts(&self) -> EventCounts {
-        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        EventCounts {
-            published_batches: read(&self.published_batches),
-            published_events: read(&self.published_events),
-            dropped: read(&self.dropped),
-            skipped: read(&self.skipped),
-            missed: read(&self.missed),
-            subscribers: read(&self.subscribers),
-        }
+        self.counters.snapshot()
     }
 
     /// Returns the number of the first message.
@@ -196,15 +179,15 @@ impl Events {
             };
             let _ = stream.set_nodelay(true);
             let (messages, stop) = (sender.subscribe(), stop.clone());
-            let (missed, subscribers) = (self.missed.clone(), self.subscribers.clone());
+            let counters = self.counters.clone();
             tasks.spawn(async move {
                 let _permit = permit;
-                subscribers.fetch_add(1, Ordering::Relaxed);
-                let served = subscriber::serve(stream, messages, &missed);
+                counters.subscribers.increment();
+                let served = subscriber::serve(stream, messages, &counters.missed);
                 if let Some(Err(error)) = stop.run_until_cancelled(served).await {
                     tracing::debug!(%peer, %error, "a subscriber disconnected");
                 }
-                subscribers.fetch_sub(1, Ordering::Relaxed);
+                counters.subscribers.subtract(1);
             });
         }
     }
@@ -218,8 +201,8 @@ impl Events {
                 let message = frame.message(&batch, &self.config);
                 // An error means that there are no subscribers. The message counts as published.
                 let _ = sender.send(message);
-                self.published_batches.fetch_add(1, Ordering::Relaxed);
-                self.published_events.fetch_add(count, Ordering::Relaxed);
+                self.counters.published_batches.increment();
+                self.counters.published_events.add(count);
                 tokio::task::yield_now().await;
             }
         }

@@ -46,7 +46,7 @@ fn text(service: &Service, has_upstream: bool, status: Option<&ClusterStatus>) -
     promotion::add(&mut out, &service.totals());
     out.row("mooncake_master_", &LOAD, service);
     if let Some(events) = service.events() {
-        out.row("mooncake_master_events_", &EVENTS, &events.counts());
+        out.row("mooncake_master_events_", EventCounts::METRICS, &events.counts());
     }
     log::add(&mut out, service);
     work::add(&mut out, service);
@@ -80,13 +80,6 @@ static LOAD: [Metric<Service>; 4] = [
     Metric::gauge("large_frames_bytes", "Bytes of large request frames in flight.", |it| {
         it.admission().map_or(0, Admission::large_frame_bytes)
     }),
-];
-
-static EVENTS: [Metric<EventCounts>; 4] = [
-    Metric::counter("published_total", "Events published.", |it| it.published_events),
-    Metric::counter("dropped_total", "Events dropped because the queue was full.", |it| it.dropped),
-    Metric::counter("missed_total", "Messages missed by slow subscribers.", |it| it.missed),
-    Metric::gauge("subscribers", "Connected event subscribers.", |it| it.subscribers),
 ];
 
 static REFUSED_PEERS: [Metric<Service>; 2] = [

@@ -1,12 +1,9 @@
 //! The connection of one subscriber.
 
-use std::{
-    sync::atomic::{AtomicU64, Ordering},
-    time::Duration,
-};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use mooncake_base::Result;
+use mooncake_base::{Result, counter::Counter};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpStream, tcp::OwnedWriteHalf},
@@ -29,7 +26,7 @@ const WRITE_DEADLINE: Duration = Duration::from_secs(30);
 pub(super) async fn serve(
     stream: TcpStream,
     mut messages: broadcast::Receiver<Bytes>,
-    missed: &AtomicU64,
+    missed: &Counter,
 ) -> Result<()> {
     let (mut reader, mut writer) = stream.into_split();
     let mut input = BytesMut::with_capacity(512);
@@ -80,11 +77,11 @@ pub(super) async fn serve(
                     let written = write(&mut writer, &message).await;
                     // When the connection breaks, this message and all queued messages are missed.
                     written.inspect_err(|_| {
-                        missed.fetch_add(1 + messages.len() as u64, Ordering::Relaxed);
+                        missed.add(1 + messages.len() as u64);
                     })?;
                 }
                 Err(RecvError::Lagged(count)) => {
-                    missed.fetch_add(count, Ordering::Relaxed);
+                    missed.add(count);
                 }
                 Err(RecvError::Closed) => return Ok(()),
             },
