@@ -26,6 +26,8 @@ export PYTHONDONTWRITEBYTECODE := 1
 # in tests/python. The checks that are Rust tests select the same crates: cargo chooses the features of
 # dependencies by the selection, and would build most of them once more for another one.
 RUST_TESTED := --workspace --exclude mooncake-python --features mooncake-transfer-engine/rdma,mooncake-verbs/test-util --locked
+# With it the extension shares the compiled libraries of the tests: docs/decisions/0042-features-of-libraries.md.
+SHARED := --features mooncake-python/library-features
 NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find crates -name '*.rs' -o -name Cargo.toml -o -name '*.proto' -o -name '*.html')
 PYTHON_SOURCES := $(wildcard python tests/python tests/engines scripts benches examples docs/_extensions)
 
@@ -55,7 +57,7 @@ $(VENV)/.test-tools: $(VENV)/.tools scripts/test-tools.txt
 dev: $(VENV)/.extension ## Build the extension and install it into .venv for work
 
 $(VENV)/.extension: $(VENV)/.tools $(NATIVE_SOURCES)
-	@scripts/run-quietly.sh "building the extension (minutes, the first time)" $(BIN)/maturin develop --locked --quiet
+	@scripts/run-quietly.sh "building the extension (minutes, the first time)" $(BIN)/maturin develop --locked --quiet $(SHARED)
 	@touch $@
 
 .PHONY: demo
@@ -92,9 +94,8 @@ check-fresh: setup ## Check that generated files are up to date
 .PHONY: check-rust
 check-rust: setup ## Lint Rust, with and without RDMA
 	cargo clippy --workspace --all-targets --features mooncake-transfer-engine/rdma,mooncake-verbs/test-util --locked -- -D warnings
-	cargo clippy -p mooncake-transfer-engine --all-targets --locked -- -D warnings
+	cargo clippy -p mooncake-transfer-engine -p mooncake-python --all-targets --no-default-features $(SHARED) --locked -- -D warnings
 	cargo clippy -p mooncake-verbs --all-targets --locked -- -D warnings
-	cargo clippy -p mooncake-python --no-default-features --locked -- -D warnings
 
 .PHONY: check-docs
 check-docs: setup ## Build the documentation of the crates without warnings

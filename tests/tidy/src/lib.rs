@@ -102,19 +102,26 @@ pub fn packages() -> Vec<Value> {
     metadata["packages"].as_array().expect("cargo lists packages").clone()
 }
 
-/// Returns the output of `cargo metadata`, without network access.
+/// Returns the output of `cargo metadata`.
+///
+/// # Panics
+/// As [`cargo`] does.
+pub fn cargo_metadata(arguments: &[&str]) -> Value {
+    let form = ["metadata", "--format-version", "1", "--locked"];
+    let output = cargo(&[&form, arguments].concat());
+    serde_json::from_slice(&output).expect("cargo writes JSON")
+}
+
+/// Returns the output of a cargo command, without network access.
 ///
 /// # Panics
 /// If cargo cannot read the workspace, or a dependency was never fetched.
-pub fn cargo_metadata(arguments: &[&str]) -> Value {
-    let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--format-version", "1", "--offline", "--locked"])
-        .args(arguments)
-        .current_dir(root())
-        .output()
-        .expect("cargo runs: it started this test");
+pub fn cargo(arguments: &[&str]) -> Vec<u8> {
+    let mut command = Command::new(env!("CARGO"));
+    let output = command.args(arguments).arg("--offline").current_dir(root()).output();
+    let output = output.expect("cargo runs: it started this test");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("cargo writes JSON")
+    output.stdout
 }
 
 /// Compiles a pattern of this crate.

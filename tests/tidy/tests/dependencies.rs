@@ -1,6 +1,6 @@
 //! The dependencies between crates, features, and the licences of libraries.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mooncake_tidy::{cargo_metadata, files, packages, regex, report};
 use serde_json::Value;
@@ -88,8 +88,9 @@ fn verbs_need_the_feature_rdma() {
 
 #[test]
 fn features_need_a_decision() {
-    // `grpc` keeps the service out of clients: docs/decisions/0005-native-protocol-and-grpc.md.
-    let allowed = BTreeSet::from(["default", "grpc", "rdma", "test-util"]);
+    // `grpc` keeps the service out of clients: docs/decisions/0005-native-protocol-and-grpc.md. `library-features` lets
+    // builds share libraries: docs/decisions/0042-features-of-libraries.md.
+    let allowed = BTreeSet::from(["default", "grpc", "library-features", "rdma", "test-util"]);
     let mut found = Vec::new();
     for package in packages() {
         let features = package["features"].as_object().expect("cargo lists features");
@@ -101,6 +102,50 @@ fn features_need_a_decision() {
         );
     }
     report("features without a decision", &found);
+}
+
+#[test]
+fn extension_and_tests_share_libraries() {
+    let makefile = std::fs::read_to_string(mooncake_tidy::root().join("Makefile"));
+    let makefile = makefile.expect("the root has a Makefile");
+    let selection = |name: &str| -> Vec<&str> {
+        let line = makefile.lines().find_map(|line| line.strip_prefix(name));
+        line.expect("the Makefile has the selection").split(' ').collect()
+    };
+    let of_extension = [&["-p", "mooncake-python"], &selection("SHARED := ")[..]].concat();
+    let of_extension = features_of_libraries(&of_extension, "normal,build");
+    let of_tests = features_of_libraries(&selection("RUST_TESTED := "), "normal,build,dev");
+    let mut found = Vec::new();
+    for (library, features) in &of_extension {
+        let Some(known) = of_tests.get(library) else { continue };
+        found.extend(
+            features.difference(known).map(|one| format!("{library}: {one}, and {known:?}")),
+        );
+    }
+    report(
+        "libraries whose features differ between the extension and the tests; add them to \
+         tests/library-features/Cargo.toml",
+        &found,
+    );
+}
+
+/// Returns the sets of features with which a selection of crates has each library.
+fn features_of_libraries(selection: &[&str], edges: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let form = ["tree", "--prefix", "none", "--format", "{p}|{f}|", "--edges", edges];
+    let output = mooncake_tidy::cargo(&[&form, selection].concat());
+    let output = String::from_utf8(output).expect("cargo writes UTF-8");
+    let mut libraries: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for line in output.lines() {
+        let cells: Vec<_> = line.split('|').collect();
+        // Behind the version of ours stands their folder.
+        if let [library, features, _] = cells[..]
+            && !library.starts_with("mooncake-")
+        {
+            libraries.entry(library.to_owned()).or_default().insert(features.to_owned());
+        }
+    }
+    assert!(libraries.len() > 100, "{output}");
+    libraries
 }
 
 #[test]

@@ -1,0 +1,1 @@
+//! A crate without code: its manifest turns on features of libraries.
