@@ -144,6 +144,11 @@ impl Inner {
                 }
                 Attempt::Done | Attempt::PeerLost => break,
             };
+            // This engine, and not the peer, may be what has gone.
+            if let Err(error) = self.check_usable() {
+                fail_open(entries, &error);
+                return served;
+            }
             let resolve = || self.resolve(peer.name(), connect_until);
             if let Err(error) = peer.refresh(version, reason, connect_until, resolve) {
                 fail_open(entries, &error);

@@ -39,6 +39,7 @@ macro_rules! behaviour_suite {
                 refuses_a_passed_deadline,
                 failed_entries_leave_the_others_alone,
                 closed_peer_is_an_error_before_the_deadline,
+                closed_engine_ends_transfers_in_flight,
             }
         })*
     };

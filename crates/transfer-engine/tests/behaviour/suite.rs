@@ -1,14 +1,18 @@
 //! The claims that every transport fulfils.
 
 use std::{
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    sync::{
+        Barrier,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
     time::{Duration, Instant},
 };
 
 use mooncake_base::{Clock, EngineId, ErrorKind, SegmentId, SystemClock};
 use mooncake_transfer_engine::{Opcode, TransferEntry, TransportKind};
 
-use crate::pair::{Lent, Pair, foreign, held, pattern};
+use crate::pair::{AT_ONCE, Lent, Pair, foreign, held, pattern};
 
 const MIB: usize = 1 << 20;
 
@@ -153,7 +157,7 @@ pub(crate) fn refuses_transfers_after_unregistering(pair: &Pair) {
 pub(crate) fn many_threads_share_an_engine(pair: &Pair) {
     const LENGTH: usize = 200_000;
     for lent in pair.lend(8 * LENGTH) {
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             for thread in 0..8 {
                 let address = lent.base() + (thread * LENGTH) as u64;
                 scope.spawn(move || {
@@ -212,6 +216,30 @@ pub(crate) fn closed_peer_is_an_error_before_the_deadline(pair: &Pair) {
             assert!(!error.to_string().contains("deadline"), "{error}");
         }
     }
+}
+
+/// Transfers of an engine that is closed end, also those that are about to connect anew.
+pub(crate) fn closed_engine_ends_transfers_in_flight(pair: &Pair) {
+    const THREADS: usize = 4;
+    let [lent, _] = pair.lend(8 * MIB);
+    let started = Barrier::new(THREADS + 1);
+    thread::scope(|scope| {
+        let readers: Vec<_> = (0..THREADS)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut bytes = vec![0; 8 * MIB];
+                    pair.read(lent.base(), &mut bytes).unwrap();
+                    started.wait();
+                    while pair.read(lent.base(), &mut bytes).is_ok() {}
+                })
+            })
+            .collect();
+        started.wait();
+        let begin = Instant::now();
+        pair.near.close(crate::pair::soon());
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+        assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
+    });
 }
 
 pub(crate) fn arrives_whole_in_batches_of_every_count(pair: &Pair) {
@@ -298,7 +326,7 @@ pub(crate) fn unregistering_ends_transfers_in_flight(pair: &Pair) {
         for lent in pair.lend(LENGTH) {
             let base = lent.base();
             let (moved, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
-            std::thread::scope(|scope| {
+            thread::scope(|scope| {
                 let (moved, is_over) = (&moved, &is_over);
                 let movers: Vec<_> = (0..3)
                     .map(|_| scope.spawn(|| move_until_refused(pair, opcode, base, moved, is_over)))
@@ -306,7 +334,7 @@ pub(crate) fn unregistering_ends_transfers_in_flight(pair: &Pair) {
                 let deadline = Instant::now() + Duration::from_secs(60);
                 while moved.load(Ordering::SeqCst) < 6 {
                     assert!(Instant::now() < deadline, "the transfers begin");
-                    std::thread::yield_now();
+                    thread::yield_now();
                 }
                 let kept = match lent {
                     Lent::Shared(memory) => {
@@ -351,7 +379,7 @@ fn move_until_refused(
 pub(crate) fn sixty_four_threads_share_few_connections(pair: &Pair) {
     const LENGTH: usize = 30_000;
     let [lent, _other] = pair.lend(64 * LENGTH);
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         for thread in 0..64 {
             let address = lent.base() + (thread * LENGTH) as u64;
             scope.spawn(move || {

@@ -77,6 +77,8 @@ struct Connections {
     clients: HashMap<u64, ServerConnection>,
     /// Peers to which this engine is attached.
     attachments: HashMap<u64, Arc<Attachment>>,
+    /// The thread serves nothing any more.
+    is_ended: bool,
     /// Withdrawals that were sent and not yet confirmed, by peer id and region base. The region keeps
     /// the memory until the peer has left it.
     pending: HashMap<(u64, u64), Option<Arc<Region>>>,
@@ -163,14 +165,20 @@ impl Drop for ShmServer {
 
 impl ServerShared {
     /// Adds an attachment, which the thread serves from now on. Returns its id.
-    pub(super) fn attach(&self, attachment: &Arc<Attachment>) -> u64 {
+    ///
+    /// # Errors
+    /// The engine is closed: nothing would take the answers of the peer.
+    pub(super) fn attach(&self, attachment: &Arc<Attachment>) -> Result<u64> {
         let mut state = self.state.lock();
+        if state.is_ended {
+            return Err(Error::closed("the engine is closed"));
+        }
         state.last_id += 1;
         let id = state.last_id;
         state.attachments.insert(id, Arc::clone(attachment));
         drop(state);
         self.wake.notify();
-        id
+        Ok(id)
     }
 
     pub(super) fn detach(&self, id: u64) {
@@ -358,6 +366,7 @@ fn serve(shared: &ServerShared, listener: &Link) {
         shared.drop_stalled_handshakes();
     }
     let mut state = shared.state.lock();
+    state.is_ended = true;
     state.clients.clear();
     state.pending.clear();
     let attachments: Vec<_> = state.attachments.drain().collect();

@@ -40,7 +40,7 @@ impl ShmPath {
     ) -> Result<Self> {
         let AttachedOwner { attachment, probed } = attach(descriptor, server, deadline)?;
         let attachment = Arc::new(attachment);
-        let id = server.shared().attach(&attachment);
+        let id = server.shared().attach(&attachment)?;
         let server = Arc::downgrade(server.shared());
         Ok(Self { attachment, id, server, generation: fork::generation(), probed })
     }
