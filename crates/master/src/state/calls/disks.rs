@@ -202,6 +202,7 @@ impl<'a> DiskCalls<'a> {
 
     /// Hands objects over to the owner of a disk that can still be written to it: at most `limit`, and no
     /// more once they exceed so many bytes. None are before the log says that their memory may be fenced.
+    /// Those that were handed over before and not reported are handed over again.
     ///
     /// # Errors
     /// `SEGMENT_NOT_FOUND`, or `ILLEGAL_CLIENT` if another client owns the disk.
@@ -214,6 +215,8 @@ impl<'a> DiskCalls<'a> {
         bytes: u64,
     ) -> Result<Offloaded> {
         let disk = self.own_slot(client, id)?;
+        // The owner reports what it took before it asks for more: the answer that named these was lost.
+        self.inventory.offloads_mut().repeat_unreported(disk);
         let is_idle = self.inventory.offloads().waiting_for(disk) == 0;
         if is_idle || read::grantable_fence(self.inventory, now, FENCE_MIN).is_zero() {
             return Ok(Offloaded::default());

@@ -57,9 +57,10 @@ pub(in crate::state) fn set_used(inventory: &mut Inventory, slot: DiskSlot, byte
     inventory.pool.disks.at_mut(slot).used = bytes;
 }
 
-/// Forgets what an earlier owner of the disk had taken over: objects may move down to the disk.
+/// Lets objects wait again that an earlier owner of the disk had taken over, and others move down to it.
 pub(in crate::state) fn begin_ownership(inventory: &mut Inventory, slot: DiskSlot) {
-    inventory.offloads.forget_owner(slot);
+    inventory.offloads.change_owner(slot);
+    inventory.log.has_offloads = true;
     inventory.catalog.queue.examine_parked_early();
 }
 

@@ -143,6 +143,18 @@ impl Offloads {
         self.taken.insert(object, Taken { disk, version, tries: tries + 1, fence });
     }
 
+    /// Lets those objects wait again that the owner of the disk took over and did not report.
+    pub(in crate::state) fn repeat_unreported(&mut self, disk: DiskSlot) {
+        if self.taken.is_empty() {
+            return;
+        }
+        let unreported: Vec<_> = self.taken.extract_if(|_, taken| taken.disk == disk).collect();
+        for (object, Taken { version, tries, .. }) in unreported {
+            // The disk has not failed to write it.
+            self.repeat(disk, WaitingObject { object, version, tries: tries - 1 });
+        }
+    }
+
     /// Forgets what was handed over of an object; returns how often, and the fence.
     pub(in crate::state) fn end_taken(
         &mut self,
@@ -157,16 +169,18 @@ impl Offloads {
 
     /// Forgets what waits for a disk that is no longer there.
     pub(in crate::state) fn forget(&mut self, disk: DiskSlot) {
-        self.forget_owner(disk);
+        self.taken.retain(|_, taken| taken.disk != disk);
+        self.cancel_moves(disk);
+        self.progress += 1;
         if let Some(offloads) = self.by_disk.remove(&disk) {
             self.waiting -= offloads.waiting();
         }
     }
 
-    /// Forgets what the owner of a disk has taken over, since the disk has another one.
-    pub(in crate::state) fn forget_owner(&mut self, disk: DiskSlot) {
-        self.taken.retain(|_, taken| taken.disk != disk);
+    /// Lets objects wait again that the owner of a disk has taken over, since the disk has another one.
+    pub(in crate::state) fn change_owner(&mut self, disk: DiskSlot) {
         self.cancel_moves(disk);
+        self.repeat_unreported(disk);
         self.progress += 1;
     }
 

@@ -157,6 +157,22 @@ fn refused_object_is_handed_over_again_and_then_left() {
 }
 
 #[test]
+fn object_in_a_lost_answer_is_handed_over_again() {
+    let mut pool = pool();
+    let version = pool.put("k", MIB).unwrap().version;
+    // More often than the disk may fail to write it.
+    for _ in 0..5 {
+        assert_eq!(pool.hand_over(), [(b"k".to_vec(), version.0)]);
+    }
+    pool.state.disks().mount(A, disk(2), 0, false).unwrap();
+    assert_eq!(pool.hand_over(), [(b"k".to_vec(), version.0)], "also after another mount");
+    pool.lose("k", version, false);
+    assert_eq!(pool.hand_over(), [(b"k".to_vec(), version.0)]);
+    assert!(pool.report_record(A, "k", version, MIB));
+    assert_eq!(pool.hand_over(), []);
+}
+
+#[test]
 fn object_that_went_for_a_later_one_is_not_handed_over_again() {
     let mut pool = pool();
     let version = pool.put("k", MIB).unwrap().version;
@@ -350,10 +366,11 @@ fn full_queue_leaves_objects_in_memory() {
     let offload = Some(OffloadRules { queue_max: 1, ..OffloadRules::default() });
     let mut pool = Pool::with(Rules { offload, ..Rules::default() }, 4);
     pool.state.disks().mount(A, disk(1), 0, false).unwrap();
-    pool.put("a", 10).unwrap();
+    let version = pool.put("a", 10).unwrap().version;
     pool.put("b", 10).unwrap();
     assert_eq!(pool.hand_over().len(), 1);
     assert_eq!(pool.state.log().counters().offloads_refused, 1);
+    assert!(pool.report_record(A, "a", version, 10));
     pool.put("c", 10).unwrap();
     assert_eq!(pool.hand_over().len(), 1);
 }
