@@ -142,6 +142,24 @@ fn small_directory_takes_what_it_can() {
 }
 
 #[test]
+fn objects_that_are_too_long_do_not_stop_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let cluster = cluster(master());
+    // A record takes at most a sixteenth of the directory.
+    let _owner = owner(&cluster, directory.path(), 128 << 20);
+    let node = &cluster.nodes[0];
+    let too_long = vec![7; 9 << 20];
+    for number in 0..60 {
+        if number % 10 == 5 {
+            node.put(&format!("long{number}"), &too_long).unwrap();
+            node.put(&format!("longer{number}"), &too_long).unwrap();
+        }
+        node.put(&format!("k{number}"), &value(number)).unwrap();
+    }
+    check_all(node, 60);
+}
+
+#[test]
 fn removed_objects_do_not_come_back() {
     let directory = tempfile::tempdir().unwrap();
     let cluster = cluster(master());

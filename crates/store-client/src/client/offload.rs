@@ -10,7 +10,7 @@ mod promotion;
 use std::{sync::Arc, time::Duration};
 
 use mooncake_base::{Backoff, Clock, Error, ErrorCode, ErrorKind, Moment, Result, SystemClock};
-use mooncake_disk::{Disk, Name, OwnedName, Write, WriteOutcome, directory::EXTENT_BYTES_MAX};
+use mooncake_disk::{Disk, Name, OwnedName, Write, WriteOutcome};
 use mooncake_os::threads;
 use mooncake_proto::{columns::Record, v1};
 use mooncake_transfer_engine::{Opcode, TransferEntry};
@@ -226,14 +226,20 @@ impl<'a> Offload<'a> {
             })
             .collect::<Result<_>>()?;
         let disk = self.directory.owner.disk()?;
-        let outcomes = self.read_payloads(&records, &sources, until);
-        let (mut added, mut refused) = (Vec::new(), Vec::new());
-        let dropped = self.write_payloads(&disk, &records, outcomes, |at, is_written| {
+        let outcomes = self.read_payloads(&disk, &records, &sources, until);
+        let (mut added, mut refused, mut too_long) = (Vec::new(), Vec::new(), Vec::new());
+        let mut dropped = self.write_payloads(&disk, &records, outcomes, |at, refusal| {
             let Record { tenant, key, version, length } = records[at];
             let name = Name { tenant, key, version }.to_owned();
-            if is_written { &mut added } else { &mut refused }.push((name, length));
+            match refusal {
+                None => added.push((name, length)),
+                Some(OffloadRefusal::TooLong) => too_long.push(name),
+                Some(_) => refused.push((name, length)),
+            }
         });
         leave_out_dropped(&mut added, &dropped);
+        // To try again would be in vain, and says nothing of how well the disk writes.
+        dropped.append(&mut too_long);
         self.buffer.shrink(false);
         let report =
             Report { added: &added, refused: &refused, dropped: &dropped, ..Report::default() };
@@ -269,6 +275,7 @@ impl<'a> Offload<'a> {
     /// why it could not be read.
     fn read_payloads(
         &mut self,
+        disk: &Disk,
         records: &[Record<'_>],
         sources: &[Option<Place>],
         until: Moment,
@@ -277,8 +284,9 @@ impl<'a> Offload<'a> {
         let mut outcomes = Vec::with_capacity(records.len());
         let mut end = 0;
         for (record, source) in records.iter().zip(sources) {
+            let length_max = disk.payload_bytes_max(record.tenant.len(), record.key.len());
             outcomes.push(match source {
-                _ if record.length > EXTENT_BYTES_MAX => Err(OffloadRefusal::TooLong),
+                _ if record.length > length_max => Err(OffloadRefusal::TooLong),
                 None => Err(OffloadRefusal::Unreadable),
                 Some(_) => {
                     let begin = end;
@@ -309,14 +317,14 @@ impl<'a> Offload<'a> {
         outcomes
     }
 
-    /// Writes payloads. Tells for each object whether it was written, and returns the records that
-    /// were dropped for it.
+    /// Writes payloads. Tells for each object why it was not written, if it was not, and returns the
+    /// records that were dropped for others.
     fn write_payloads(
         &mut self,
         disk: &Disk,
         records: &[Record<'_>],
         outcomes: Vec<std::result::Result<(usize, usize), OffloadRefusal>>,
-        mut tell: impl FnMut(usize, bool),
+        mut tell: impl FnMut(usize, Option<OffloadRefusal>),
     ) -> Vec<OwnedName> {
         let begin = SystemClock.now();
         let bytes = self.buffer.bytes();
@@ -332,7 +340,7 @@ impl<'a> Offload<'a> {
                 }
                 Err(reason) => {
                     self.directory.client.metrics.disk.count_refused(reason);
-                    tell(at, false);
+                    tell(at, Some(reason));
                 }
             }
         }
@@ -343,7 +351,7 @@ impl<'a> Offload<'a> {
                 WriteOutcome::Written(_) => {
                     written += 1;
                     written_bytes += write.payload.len() as u64;
-                    tell(at, true);
+                    tell(at, None);
                     continue;
                 }
                 WriteOutcome::Superseded => OffloadRefusal::Superseded,
@@ -355,7 +363,7 @@ impl<'a> Offload<'a> {
                 }
             };
             self.directory.client.metrics.disk.count_refused(reason);
-            tell(at, false);
+            tell(at, Some(reason));
         }
         let took = SystemClock.now().since(begin);
         let disk = &self.directory.client.metrics.disk;
