@@ -6,6 +6,7 @@ A failed item is an exception instance at its place in the result; a failed call
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import (
     Any,
     Generic,
@@ -1272,21 +1273,22 @@ def disk_measure(path: str | PathLike[str], length: int) -> tuple[float, float, 
 
 def disk_records(
     path: str | PathLike[str],
-) -> list[tuple[str, bytes, int, int, int, int, bool]]:
+) -> tuple[list[tuple[str, bytes, int, int, int, int, bool]], list[tuple[Path, str]]]:
     """Return the records of a directory that no process uses.
 
     Returns:
-        Tenant, key, version, length, extent, offset in it, and whether the extent is sealed.
+        Tenant, key, version, length, extent, offset in it, and whether the extent is sealed; path
+        and cause of each extent that cannot be read, of which records may be missing.
     """
 
 def disk_verify(
     path: str | PathLike[str],
-) -> tuple[int, int, int, list[tuple[str, bytes, int]]]:
+) -> tuple[int, int, int, list[tuple[str, bytes, int]], list[tuple[Path, str]]]:
     """Read every record of a directory that no process uses.
 
     Returns:
-        The numbers of extents, of good records and of their bytes, and tenant, key and version of
-        each damaged record.
+        The numbers of extents, of good records and of their bytes, tenant, key and version of each
+        damaged record, and path and cause of each extent that cannot be read.
     """
 
 def disk_wipe(path: str | PathLike[str]) -> int:

@@ -74,7 +74,7 @@ def test_disk_ls_names_the_records(directory: Path):
 
 def test_disk_verify_counts_the_records_that_hold(directory: Path):
     whole = json.loads(command("disk", "verify", "--json", str(directory)).stdout)
-    assert whole == {"extents": 1, "records": 2, "bytes": 14, "damaged": []}
+    assert whole == {"extents": 1, "records": 2, "bytes": 14, "damaged": [], "unreadable": []}
     extent = directory / "extent-000000"
     # The list of a sealed extent names a record whose payload has changed since.
     content = bytearray(extent.read_bytes())
@@ -91,6 +91,20 @@ def test_disk_verify_counts_the_records_that_hold(directory: Path):
     assert (done.returncode, done.stderr) == (1, "")
     assert "damaged: first of tenant default, version 7" in done.stdout
     assert "1 records are whole" in done.stdout
+
+
+def test_disk_commands_go_on_past_an_extent_that_cannot_be_read(directory: Path):
+    unreadable = directory / "extent-000001"
+    unreadable.symlink_to(unreadable)
+    done = command("disk", "verify", str(directory))
+    assert done.returncode == 1
+    assert "2 records are whole" in done.stdout
+    assert f"cannot read {unreadable}: " in done.stdout
+    found = json.loads(command("disk", "verify", "--json", str(directory)).stdout)
+    assert (found["records"], found["unreadable"][0]["path"]) == (2, str(unreadable))
+    done = command("disk", "ls", str(directory))
+    assert (done.returncode, len(done.stdout.splitlines())) == (1, 3)
+    assert f"cannot read {unreadable}: " in done.stderr
 
 
 def test_disk_wipe_needs_consent_and_leaves_no_record(directory: Path):

@@ -10,7 +10,7 @@ use std::{
 use crate::{
     error::{Error, Result},
     extent::Extent,
-    file_system::{File, FileSystem, Lock, Mode, read_exact, unit, write_all},
+    file_system::{File, FileSystem, Lock, Mode, is_full, read_exact, unit, write_all},
     format::{
         UNIT_MIN,
         identity::{Identity, IdentityRefusal},
@@ -245,10 +245,6 @@ fn new_identity(files: &dyn FileSystem, path: &Path, capacity: u64) -> Result<Id
     let mut id = [0; 16];
     getrandom::fill(&mut id).expect("the system has random numbers");
     Ok(Identity { id, incarnation: 0, features: 0, unit, extent_bytes })
-}
-
-fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 #[cfg(test)]

@@ -5,7 +5,12 @@ mod reading;
 mod tests;
 mod writing;
 
-use std::{collections::BTreeMap, fmt, io, path::Path, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt, io,
+    path::Path,
+    sync::Arc,
+};
 
 use mooncake_base::counters;
 
@@ -121,6 +126,8 @@ counters! {
         moved,
         /// Extents given back to the file system.
         trimmed,
+        /// Extents that could not be read or written, and are used again only if there is no other.
+        set_aside,
         /// Writes refused because no extent was free.
         refused,
         /// Writes and seals that failed.
@@ -133,7 +140,40 @@ counters! {
 struct DiskState {
     index: Index,
     extents: BTreeMap<u32, Arc<Extent>>,
+    /// The extents that could not be opened and have not been begun anew since.
+    unreadable: BTreeSet<u32>,
+    /// Records that were dropped, and that no report names.
+    unnamed: u64,
     synced: Ticket,
+}
+
+impl DiskState {
+    fn new() -> Self {
+        Self {
+            index: Index::new(),
+            extents: BTreeMap::new(),
+            unreadable: BTreeSet::new(),
+            unnamed: 0,
+            synced: Ticket::default(),
+        }
+    }
+
+    fn add(&mut self, extent: Arc<Extent>) {
+        self.unreadable.remove(&extent.number);
+        self.extents.insert(extent.number, extent);
+    }
+
+    /// Forgets the records of an extent whose names are not known; returns their number.
+    fn remove_unnamed(&mut self, extent: u32) -> u64 {
+        let removed = self.index.remove_extent(extent);
+        self.unnamed += removed;
+        removed
+    }
+
+    /// Returns the number of the files of extents.
+    fn files(&self) -> u64 {
+        (self.extents.len() + self.unreadable.len()) as u64
+    }
 }
 
 /// An open directory of records. All calls block; they may come from any number of threads.
@@ -150,7 +190,8 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Opens a directory, which is made if it does not exist, and finds the records in it.
+    /// Opens a directory, which is made if it does not exist, and finds the records in it. What the
+    /// device cannot read is left out, and logged.
     ///
     /// # Errors
     /// If another process has it open, if a later version made it, if it holds other files, and
@@ -164,20 +205,33 @@ impl Disk {
             directory.direct_alignment(),
             &directory.open_identity()?,
         )?;
+        let mut state = DiskState::new();
+        let mut writer = writing::Writer::default();
+        let counters = DiskCounters::default();
         let mut opened = Vec::new();
         for number in directory.extents()? {
-            opened.push(Extent::open(&directory, number, true)?);
+            match Extent::open(&directory, number, true) {
+                Ok(extent) => opened.push(extent),
+                Err(error) if error.is_of_medium() => {
+                    tracing::warn!(%error, "a file of records is left out");
+                    counters.set_aside.increment();
+                    writer.count_unreadable(number);
+                    state.unreadable.insert(number);
+                }
+                Err(error) => return Err(error),
+            }
         }
         // A copy that was moved lies in a later use: it replaces the one it was made of.
         opened.sort_by_key(|extent| extent.generation);
-        let mut state =
-            DiskState { index: Index::new(), extents: BTreeMap::new(), synced: Ticket::default() };
-        let mut writer = writing::Writer::default();
         for extent in opened {
             writer.count_extent(&extent);
-            if extent.generation != 0 {
-                adopt(&mut state.index, &extent)
-                    .map_err(Error::io("read", directory.extent_path(extent.number)))?;
+            if extent.generation != 0
+                && let Err(error) = adopt(&mut state.index, &extent)
+            {
+                let path = directory.extent_path(extent.number);
+                tracing::warn!(
+                    path = %path.display(), %error, "a file of records is read in part, or not sealed"
+                );
             }
             state.extents.insert(extent.number, Arc::new(extent));
         }
@@ -187,7 +241,7 @@ impl Disk {
             state: mooncake_base::sync::Mutex::new(state),
             writer: mooncake_base::sync::Mutex::new(writer),
             reader,
-            counters: DiskCounters::default(),
+            counters,
         })
     }
 
@@ -234,36 +288,50 @@ impl Disk {
     }
 
     /// Calls `visit` with the name and length of each record that can be read, in the order of
-    /// their extents. Reads the lists of sealed extents, and the records of open ones.
+    /// their extents. Reads the lists of sealed extents, and the records of open ones. Extents whose
+    /// list cannot be read are left out as far as that, and logged.
     ///
     /// # Errors
-    /// Those of the system.
+    /// Those of the system, if no record can be listed for them.
     pub fn records(&self, mut visit: impl FnMut(Name<'_>, u64)) -> Result<()> {
         let extents: Vec<_> = self.state.lock().extents.values().cloned().collect();
+        let (mut visited, mut failed) = (0_u64, None);
         for extent in extents {
-            let visit = |entry: Entry<'_>| {
+            let scanned = extent.scan(|entry| {
                 let found = self.state.lock().index.get(entry.name);
                 if found == Some(place_of(&extent, entry)) {
+                    visited += 1;
                     visit(entry.name, entry.length);
                 }
-            };
-            extent
-                .scan(visit)
-                .map_err(Error::io("read", self.directory.extent_path(extent.number)))?;
+            });
+            if let Some(error) = scanned.failure {
+                let error = Error::io("read", self.directory.extent_path(extent.number))(error);
+                tracing::warn!(%error, "records of a file are not listed");
+                failed.get_or_insert(error);
+            }
         }
-        Ok(())
+        match failed {
+            Some(error) if visited == 0 && self.state.lock().index.len() > 0 => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes the number of records that were dropped without a name in any report, since their extent
+    /// could not be read. Those that are left are what [`Self::records`] lists.
+    pub fn take_unnamed(&self) -> u64 {
+        std::mem::take(&mut self.state.lock().unnamed)
     }
 
     /// Returns what the directory holds and did.
     pub fn statistics(&self) -> Statistics {
         let (records, extents, index_bytes) = {
             let state = self.state.lock();
-            (state.index.len(), state.extents.len(), state.index.memory_bytes())
+            (state.index.len(), state.files(), state.index.memory_bytes())
         };
         let events = self.reader.events();
         Statistics {
             records: records as u64,
-            allocated_bytes: extents as u64 * self.directory.identity().extent_bytes,
+            allocated_bytes: extents * self.directory.identity().extent_bytes,
             index_bytes: index_bytes as u64,
             direct_refused: events.direct_refused,
             continued: events.continued,
@@ -272,22 +340,25 @@ impl Disk {
     }
 }
 
-/// Enters the records of an extent, and seals it if it was open.
+/// Enters the records of an extent, and seals it if it was open and could be read to its end.
 fn adopt(index: &mut Index, extent: &Extent) -> io::Result<()> {
     let mut list = Vec::new();
     let was_sealed = extent.is_sealed();
-    let end = extent.scan(|entry| {
+    let scanned = extent.scan(|entry| {
         if !was_sealed {
             entry.encode(&mut list);
         }
         if index.get(entry.name).is_none_or(|found| found.version <= entry.name.version) {
             index.insert(entry.name, place_of(extent, entry));
         }
-    })?;
+    });
+    if let Some(error) = scanned.failure {
+        return Err(error);
+    }
     if was_sealed {
         return Ok(());
     }
-    match extent.seal(end, &list) {
+    match extent.seal(scanned.end, &list) {
         // The records can be read without a list; the next start reads them again.
         Err(error) if error.kind() == io::ErrorKind::StorageFull => Ok(()),
         outcome => outcome,

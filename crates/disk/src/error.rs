@@ -50,6 +50,17 @@ impl Error {
     ) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { action, path: path.into(), source }
     }
+
+    /// Tells whether a part of the device or of its file system is damaged, so that other files may be
+    /// good.
+    pub(crate) fn is_of_medium(&self) -> bool {
+        use rustix::io::Errno;
+        let Self::Io { source, .. } = self else { return false };
+        // The last three are what file systems answer whose own checksums do not hold.
+        [Errno::IO, Errno::NODATA, Errno::REMOTEIO, Errno::ILSEQ, Errno::UCLEAN, Errno::BADMSG]
+            .iter()
+            .any(|errno| source.raw_os_error() == Some(errno.raw_os_error()))
+    }
 }
 
 impl fmt::Display for Error {

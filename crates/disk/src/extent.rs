@@ -39,6 +39,15 @@ pub struct Extent {
     unit: u64,
 }
 
+/// How far the records of an extent were found.
+#[derive(Debug)]
+pub struct Scanned {
+    /// Where the records end.
+    pub end: u64,
+    /// The first error of the system: records may be missing then.
+    pub failure: Option<io::Error>,
+}
+
 impl Extent {
     /// Opens an extent and reads its head.
     ///
@@ -46,12 +55,32 @@ impl Extent {
     /// Those of the system.
     pub fn open(directory: &Directory, number: u32, is_writable: bool) -> Result<Self> {
         let path = directory.extent_path(number);
+        let mut extent = Self::open_unread(directory, number, is_writable)?;
+        // A file that is too short was not allocated to its end: it holds nothing.
+        if extent.file.length().map_err(Error::io("read", &path))? >= extent.bytes {
+            let mut head = [0; ExtentHead::BYTES];
+            read_exact(&*extent.file, &mut head, 0).map_err(Error::io("read", &path))?;
+            let id = directory.identity().id;
+            let head = ExtentHead::decode(&head).filter(|head| head.directory == id);
+            (extent.generation, extent.mark) =
+                head.map_or((0, 0), |head| (head.generation, head.mark));
+        }
+        // If the trailer cannot be read, `scan` says so.
+        let is_sealed = extent.generation != 0 && matches!(extent.trailer(), Ok(Some(_)));
+        extent.is_sealed = is_sealed.into();
+        Ok(extent)
+    }
+
+    /// Opens the files of an extent and reads nothing of it, so that what cannot be read can be
+    /// written.
+    fn open_unread(directory: &Directory, number: u32, is_writable: bool) -> Result<Self> {
+        let path = directory.extent_path(number);
         let identity = directory.identity();
         let mode = if is_writable { Mode::Write } else { Mode::Read };
         let file = directory.files().open(&path, mode).map_err(Error::io("open", &path))?;
         let direct = directory.files().open(&path, Mode::Direct).ok();
         let (bytes, unit) = (identity.extent_bytes, identity.unit);
-        let mut extent = Self {
+        Ok(Self {
             number,
             generation: 0,
             mark: 0,
@@ -61,20 +90,7 @@ impl Extent {
             synced: 0.into(),
             bytes,
             unit,
-        };
-        // A file that is too short was not allocated to its end: it holds nothing.
-        if extent.file.length().map_err(Error::io("read", &path))? >= bytes {
-            let mut head = [0; ExtentHead::BYTES];
-            read_exact(&*extent.file, &mut head, 0).map_err(Error::io("read", &path))?;
-            let head = ExtentHead::decode(&head).filter(|head| head.directory == identity.id);
-            (extent.generation, extent.mark) =
-                head.map_or((0, 0), |head| (head.generation, head.mark));
-        }
-        if extent.generation != 0 {
-            let trailer = extent.trailer().map_err(Error::io("read", &path))?;
-            extent.is_sealed = trailer.is_some().into();
-        }
-        Ok(extent)
+        })
     }
 
     /// Makes the file of an extent that holds nothing.
@@ -99,7 +115,7 @@ impl Extent {
     /// # Errors
     /// Those of the system.
     pub fn begin(directory: &Directory, number: u32, generation: u64) -> Result<Self> {
-        let extent = Self::open(directory, number, true)?;
+        let extent = Self::open_unread(directory, number, true)?;
         let mark = getrandom::u64().expect("the system has random numbers");
         let begin = || -> io::Result<()> {
             let head = ExtentHead { directory: directory.identity().id, generation, mark };
@@ -179,35 +195,49 @@ impl Extent {
     }
 
     /// Calls `visit` for each record: those of the index of a sealed extent, otherwise those whose
-    /// checksums hold, up to the first head that does not. Returns where the records end.
-    ///
-    /// # Errors
-    /// Those of the system.
-    pub fn scan(&self, mut visit: impl FnMut(Entry<'_>)) -> io::Result<u64> {
+    /// checksums hold, up to the first head that does not. What the system cannot read is left out: if
+    /// that is the index, its records are found by their heads.
+    pub fn scan(&self, mut visit: impl FnMut(Entry<'_>)) -> Scanned {
+        let mut scanned = Scanned { end: self.start(), failure: None };
         if self.generation == 0 {
-            return Ok(self.start());
+            return scanned;
         }
-        if self.is_sealed()
-            && let Some(trailer) = self.trailer()?
-        {
-            let mut index = vec![0; trailer.index_bytes as usize];
-            read_exact(&*self.file, &mut index, trailer.index_at)?;
-            if crc32c::crc32c(&index) == trailer.index_sum {
+        match self.list() {
+            Ok(Some((index_at, index))) => {
                 entries(&index).flatten().for_each(visit);
-                return Ok(trailer.index_at);
+                return Scanned { end: index_at, failure: None };
             }
+            Ok(None) => {}
+            Err(error) => scanned.failure = Some(error),
         }
         let mut block = Vec::new();
-        let mut end = self.start();
-        while let Some((head, offset)) = self.head_after(end)? {
-            let Some(head) = RecordHead::decode(&head) else { break };
+        loop {
+            let (head, offset) = match self.head_after(scanned.end) {
+                Ok(Some(found)) => found,
+                Ok(None) => return scanned,
+                Err(error) => {
+                    scanned.failure.get_or_insert(error);
+                    return scanned;
+                }
+            };
+            let Some(head) = RecordHead::decode(&head) else { return scanned };
             let layout = head.layout(self.unit);
-            if self.payload_holds(&head, offset + layout.payload_at, &mut block)? {
-                visit(Entry { offset, length: head.length, name: head.name });
+            match self.payload_holds(&head, offset + layout.payload_at, &mut block) {
+                Ok(true) => visit(Entry { offset, length: head.length, name: head.name }),
+                Ok(false) => {}
+                Err(error) => drop(scanned.failure.get_or_insert(error)),
             }
-            end = offset + layout.record_bytes;
+            scanned.end = offset + layout.record_bytes;
         }
-        Ok(end)
+    }
+
+    /// Returns the index of a sealed extent and where it lies, if its checksum holds.
+    fn list(&self) -> io::Result<Option<(u64, Vec<u8>)>> {
+        let Some(trailer) = self.trailer()? else { return Ok(None) };
+        let mut index = vec![0; trailer.index_bytes as usize];
+        read_exact(&*self.file, &mut index, trailer.index_at)?;
+        let is_whole = crc32c::crc32c(&index) == trailer.index_sum;
+        Ok(is_whole.then_some((trailer.index_at, index)))
     }
 
     /// Returns the bytes of the head that follows the byte `end`, packed behind it or on a unit, and

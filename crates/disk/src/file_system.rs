@@ -324,6 +324,11 @@ impl File for fs::File {
     }
 }
 
+/// Tells whether an error is that of a file system without space.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 /// Returns the unit of a directory: what direct reads need, within what the format allows.
 pub(crate) fn unit(reported: Option<u64>) -> u64 {
     match reported {

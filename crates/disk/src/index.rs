@@ -101,9 +101,22 @@ impl Index {
         });
         let Ok(entry) = found else { return false };
         let (number, _): (u32, hash_table::VacantEntry<'_, u32>) = entry.remove();
+        self.release(number);
+        true
+    }
+
+    /// Removes all records of an extent, whatever they are called; returns their number.
+    pub(crate) fn remove_extent(&mut self, extent: u32) -> u64 {
+        let chunks = &self.chunks;
+        let is_there = |number: &mut u32| record(chunks, *number).extent == extent;
+        let removed: Vec<_> = self.table.extract_if(is_there).collect();
+        removed.iter().for_each(|number| self.release(*number));
+        removed.len() as u64
+    }
+
+    fn release(&mut self, number: u32) {
         let next = self.free.replace(number).unwrap_or(u32::MAX);
         self.record_mut(number).touched_or_next = next;
-        true
     }
 
     /// Tells whether the record of this name was read since it was written.
@@ -206,5 +219,8 @@ mod tests {
         index.insert(name(b"b"), at);
         assert_eq!((index.get(name(b"b")), index.chunks[0].len()), (Some(at), 1));
         assert!(!index.is_touched(name(b"b")));
+        index.insert(name(b"c"), Place { extent: 2, ..at });
+        assert_eq!((index.remove_extent(2), index.len()), (1, 1));
+        assert_eq!((index.get(name(b"b")), index.get(name(b"c"))), (Some(at), None));
     }
 }

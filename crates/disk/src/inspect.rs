@@ -1,6 +1,9 @@
 //! What people ask of a directory that no process uses: its records, whether they hold, to empty it.
 
-use std::{io, path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use crate::{
     directory::Directory,
@@ -41,15 +44,27 @@ pub struct Report {
     pub records: u64,
     /// The payload bytes of these.
     pub bytes: u64,
-    /// The records that are listed, but damaged.
+    /// The records that are listed, but damaged or not readable.
     pub bad: Vec<OwnedName>,
+    /// The extents that cannot be read in part or at all.
+    pub unreadable: Vec<Unreadable>,
 }
 
-/// Calls `visit` for each record, also those that a later version of the same object replaces.
+/// An extent, and the first error that the system answered to a read of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unreadable {
+    /// The file.
+    pub path: PathBuf,
+    /// The error.
+    pub why: String,
+}
+
+/// Calls `visit` for each record, also those that a later version of the same object replaces; returns
+/// the extents of which records may be missing.
 ///
 /// # Errors
 /// If a process uses the directory, if it is none of ours, and those of the system.
-pub fn list(path: &Path, mut visit: impl FnMut(Found<'_>)) -> Result<()> {
+pub fn list(path: &Path, mut visit: impl FnMut(Found<'_>)) -> Result<Vec<Unreadable>> {
     let directory = Directory::open_existing(Arc::new(RealFiles), path)?;
     each_extent(&directory, |extent| {
         let is_sealed = extent.is_sealed();
@@ -57,7 +72,7 @@ pub fn list(path: &Path, mut visit: impl FnMut(Found<'_>)) -> Result<()> {
             let (name, length, offset) = (entry.name, entry.length, entry.offset);
             visit(Found { name, length, extent: extent.number, offset, is_sealed });
         };
-        extent.scan(visit).map(drop)
+        extent.scan(visit).failure.map(|error| error.to_string())
     })
 }
 
@@ -75,27 +90,33 @@ pub fn verify(path: &Path) -> Result<Report> {
         &directory.open_identity()?,
     )?;
     let mut report = Report::default();
-    each_extent(&directory, |extent| {
+    let unreadable = each_extent(&directory, |extent| {
         let mut listed = Vec::new();
         report.extents += 1;
-        extent.scan(|entry| listed.push((entry.offset, entry.length, entry.name.to_owned())))?;
+        let scanned =
+            extent.scan(|entry| listed.push((entry.offset, entry.length, entry.name.to_owned())));
+        let mut failure = scanned.failure.map(|error| error.to_string());
         for batch in listed.chunks(BATCH) {
-            verify_batch(&reader, extent, batch, &mut report)?;
+            let failed = verify_batch(&reader, extent, batch, &mut report);
+            failure = failure.or(failed);
         }
-        Ok(())
+        failure
     })?;
+    report.unreadable = unreadable;
     Ok(report)
 }
 
 /// The offset, length and name of a record that an extent lists.
 type Listed = (u64, u64, OwnedName);
 
+/// Reads a batch of records; returns the first error of the system.
 fn verify_batch(
     reader: &Reader,
     extent: &Arc<Extent>,
     batch: &[Listed],
     report: &mut Report,
-) -> io::Result<()> {
+) -> Option<String> {
+    let mut failure = None;
     let entries = batch.iter().map(|(offset, length, name)| Entry {
         offset: *offset,
         length: *length,
@@ -120,10 +141,13 @@ fn verify_batch(
                 report.bytes += entry.length;
             }
             Verdict::Mismatch => report.bad.push(entry.name.to_owned()),
-            Verdict::Failed(why) => return Err(io::Error::other(why)),
+            Verdict::Failed(why) => {
+                report.bad.push(entry.name.to_owned());
+                failure.get_or_insert(why);
+            }
         }
     }
-    Ok(())
+    failure
 }
 
 /// Removes all records and the identity of a directory; returns how many extents it had.
@@ -137,15 +161,22 @@ pub fn wipe(path: &Path) -> Result<usize> {
     Ok(extents)
 }
 
+/// Calls `run` with each extent; returns those that cannot be opened, or of which it returns an error.
 fn each_extent(
     directory: &Directory,
-    mut run: impl FnMut(&Arc<Extent>) -> io::Result<()>,
-) -> Result<()> {
+    mut run: impl FnMut(&Arc<Extent>) -> Option<String>,
+) -> Result<Vec<Unreadable>> {
+    let mut unreadable = Vec::new();
     for number in directory.extents()? {
-        let extent = Arc::new(Extent::open(directory, number, false)?);
-        run(&extent).map_err(Error::io("read", directory.extent_path(number)))?;
+        let why = match Extent::open(directory, number, false) {
+            Ok(extent) => run(&Arc::new(extent)),
+            Err(Error::Io { source, .. }) => Some(source.to_string()),
+            Err(error) => return Err(error),
+        };
+        let path = directory.extent_path(number);
+        unreadable.extend(why.map(|why| Unreadable { path, why }));
     }
-    Ok(())
+    Ok(unreadable)
 }
 
 #[cfg(test)]
@@ -162,7 +193,7 @@ mod tests {
         let names = [b"a", b"b"].map(|key| Name { tenant: "default", key, version: 7 });
         let writes = names.map(|name| Write { name, payload: &[5; 70_000] });
         disk.write(&writes);
-        for refusal in [list(folder.path(), |_| ()), wipe(folder.path()).map(drop)] {
+        for refusal in [list(folder.path(), |_| ()).map(drop), wipe(folder.path()).map(drop)] {
             assert!(matches!(refusal, Err(Error::InUse { .. })), "{refusal:?}");
         }
         disk.close().unwrap();
@@ -184,6 +215,18 @@ mod tests {
         file.write_all_at(&[6], offset + 4096 + 10).unwrap();
         let report = verify(folder.path()).unwrap();
         assert_eq!((report.records, report.bad), (1, vec![name]));
+
+        // What cannot be read is named, and does not hide the rest.
+        let unreadable = folder.path().join("extent-000007");
+        std::os::unix::fs::symlink(&unreadable, &unreadable).unwrap();
+        let report = verify(folder.path()).unwrap();
+        assert_eq!((report.extents, report.records), (1, 1));
+        assert_eq!(report.unreadable.len(), 1);
+        assert_eq!(report.unreadable[0].path, unreadable);
+        let mut listed = 0;
+        assert_eq!(list(folder.path(), |_| listed += 1).unwrap(), report.unreadable);
+        assert_eq!(listed, 2);
+        fs::remove_file(&unreadable).unwrap();
 
         assert_eq!(wipe(folder.path()).unwrap(), 1);
         assert!(matches!(list(folder.path(), |_| ()), Err(Error::Foreign { .. })));

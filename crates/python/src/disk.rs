@@ -16,8 +16,12 @@ use crate::{detach::detached, error::or_raise, store::Store};
 /// Tenant, key, version, length, extent, offset in it, and whether the extent is sealed.
 type DiskRecord = (String, Py<PyBytes>, u64, u64, u32, u64, bool);
 
-/// Numbers of extents, of good records and of their bytes; tenant, key and version of damaged ones.
-type Report = (u64, u64, u64, Vec<(String, Py<PyBytes>, u64)>);
+/// Numbers of extents, of good records and of their bytes; tenant, key and version of damaged ones; the
+/// extents that cannot be read.
+type Report = (u64, u64, u64, Vec<(String, Py<PyBytes>, u64)>, Vec<UnreadableExtent>);
+
+/// The path of an extent, and why it cannot be read.
+type UnreadableExtent = (PathBuf, String);
 
 /// Takes the directories of a store out of the pool, after a time in which their records can be read.
 #[pyfunction]
@@ -27,9 +31,12 @@ pub(crate) fn unmount_disks(store: &Bound<'_, Store>, grace_s: u32) -> PyResult<
     or_raise(py, unmounted)
 }
 
-/// Returns the records of a directory.
+/// Returns the records of a directory, and the extents of which some may be missing.
 #[pyfunction]
-pub(crate) fn disk_records(py: Python<'_>, path: PathBuf) -> PyResult<Vec<DiskRecord>> {
+pub(crate) fn disk_records(
+    py: Python<'_>,
+    path: PathBuf,
+) -> PyResult<(Vec<DiskRecord>, Vec<UnreadableExtent>)> {
     let listed = or_raise(
         py,
         detached(py, || {
@@ -37,16 +44,17 @@ pub(crate) fn disk_records(py: Python<'_>, path: PathBuf) -> PyResult<Vec<DiskRe
             let visit = |it: inspect::Found<'_>| {
                 found.push((it.name.to_owned(), it.length, it.extent, it.offset, it.is_sealed));
             };
-            inspect::list(&path, visit).map(|()| found)
+            let listed = inspect::list(&path, visit);
+            listed.map(|unreadable| (found, unreadable))
         }),
     )?;
-    let records = listed.map_err(|error| raised(&error))?.into_iter();
+    let (records, unreadable) = listed.map_err(|error| raised(&error))?;
     let row =
         |(name, length, extent, offset, is_sealed): (mooncake_disk::OwnedName, _, _, _, _)| {
             let key = PyBytes::new(py, &name.key).unbind();
             (name.tenant.into_string(), key, name.version, length, extent, offset, is_sealed)
         };
-    Ok(records.map(row).collect())
+    Ok((records.into_iter().map(row).collect(), causes(unreadable)))
 }
 
 /// Reads every record of a directory, and returns which hold.
@@ -57,7 +65,12 @@ pub(crate) fn disk_verify(py: Python<'_>, path: PathBuf) -> PyResult<Report> {
     let bad = report.bad.into_iter().map(|name| {
         (name.tenant.into_string(), PyBytes::new(py, &name.key).unbind(), name.version)
     });
-    Ok((report.extents, report.records, report.bytes, bad.collect()))
+    let unreadable = causes(report.unreadable);
+    Ok((report.extents, report.records, report.bytes, bad.collect(), unreadable))
+}
+
+fn causes(unreadable: Vec<inspect::Unreadable>) -> Vec<UnreadableExtent> {
+    unreadable.into_iter().map(|extent| (extent.path, extent.why)).collect()
 }
 
 /// Removes all records of a directory, and its identity; returns how many extents it had.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Callable
 
 from mooncake._command.output import (
@@ -46,7 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _ls(options: argparse.Namespace) -> int:
-    found = _native.disk_records(options.directory)
+    found, unreadable = _native.disk_records(options.directory)
     if options.is_json:
         names = ("tenant", "key", "version", "bytes", "extent", "offset", "is_sealed")
         rows = [
@@ -60,24 +61,34 @@ def _ls(options: argparse.Namespace) -> int:
             for tenant, key, version, length, *_ in found
         ]
         print_table(["TENANT", "KEY", "VERSION", "SIZE"], table, right=(2, 3))
-    return 0
+    for path, why in unreadable:
+        print(f"cannot read {quoted(os.fspath(path))}: {why}", file=sys.stderr)
+    return _FAILED if unreadable else 0
 
 
 def _verify(options: argparse.Namespace) -> int:
-    extents, records, size, bad = _native.disk_verify(options.directory)
+    extents, records, size, bad, unreadable = _native.disk_verify(options.directory)
     if options.is_json:
         damaged = [
             {"tenant": tenant, "key": os.fsdecode(key), "version": version}
             for tenant, key, version in bad
         ]
-        found = {"extents": extents, "records": records, "bytes": size, "damaged": damaged}
+        found = {
+            "extents": extents,
+            "records": records,
+            "bytes": size,
+            "damaged": damaged,
+            "unreadable": [{"path": os.fspath(path), "cause": why} for path, why in unreadable],
+        }
         print(json.dumps(found, indent=2))
     else:
         for tenant, key, version in bad:
             print(f"damaged: {quoted(key)} of tenant {quoted(tenant)}, version {version}")
         sizes = f"{format_bytes(size)} in {extents} extents"
         print(f"{records} records are whole ({sizes}), {len(bad)} are damaged")
-    return _FAILED if bad else 0
+        for path, why in unreadable:
+            print(f"cannot read {quoted(os.fspath(path))}: {why}")
+    return _FAILED if bad or unreadable else 0
 
 
 def _wipe(options: argparse.Namespace) -> int:

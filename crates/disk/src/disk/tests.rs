@@ -3,6 +3,7 @@
 mod crash;
 mod limits;
 mod reading;
+mod unreadable;
 
 use std::{
     collections::BTreeMap,

@@ -1,17 +1,18 @@
 //! Writes: records are appended to the open extent; a full one is sealed, and an old one reused.
 
+mod reuse;
+
 use std::{
-    collections::HashMap,
     io,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use super::{Disk, DiskState, place_of};
+use super::{Disk, place_of};
 use crate::{
     error::{Error, Result},
     extent::{Extent, fits},
-    file_system::{read_exact, write_all},
+    file_system::{is_full, write_all},
     format::{
         LARGE_BYTES, Layout, Name, OwnedName, RecordHead,
         index::{Entry, entries},
@@ -21,6 +22,13 @@ use crate::{
 
 /// The open extent, and one that its records can be moved to.
 const EXTENTS_MIN: u64 = 2;
+
+/// The writes that may fail in one extent; the next one goes to another extent.
+const FAILURES_MAX: u32 = 2;
+
+/// The share of the extents that may be set aside because they could not be written: if all fail, the
+/// device does, and their records need not go.
+const SET_ASIDE_SHARE: u64 = 8;
 
 /// How long no write is tried after one has failed.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -72,6 +80,8 @@ struct Open {
     extent: Arc<Extent>,
     end: u64,
     index: Vec<u8>,
+    /// The writes that failed here, other than for want of space.
+    failures: u32,
     /// Whether a sync has failed: then the system may have dropped what it did not write, and a
     /// later sync that succeeds says nothing of it.
     has_failed: bool,
@@ -92,6 +102,10 @@ pub(super) struct Writer {
     open: Option<Open>,
     /// Extents without records that count, and the generation that they had.
     unused: Vec<(u32, u64)>,
+    /// The same of extents that could not be read or written: used again if there is no other.
+    set_aside: Vec<(u32, u64)>,
+    /// Extents with records that could not be listed while no other could.
+    skipped: Vec<u32>,
     next_number: u32,
     generation: u64,
     paused_until: Option<Instant>,
@@ -109,6 +123,17 @@ impl Writer {
             self.unused.push((extent.number, 0));
         }
     }
+
+    /// Takes an extent of an earlier process into account that cannot be read.
+    pub(super) fn count_unreadable(&mut self, number: u32) {
+        self.next_number = self.next_number.max(number + 1);
+        self.set_aside.push((number, 0));
+    }
+
+    /// Tells whether an extent holds no record that counts.
+    fn has_given_up(&self, number: u32) -> bool {
+        self.unused.iter().chain(&self.set_aside).any(|(other, _)| *other == number)
+    }
 }
 
 /// Why a record was not appended.
@@ -119,10 +144,7 @@ enum AppendRefusal {
 
 impl From<io::Error> for AppendRefusal {
     fn from(error: io::Error) -> Self {
-        match error.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::Full,
-            _ => Self::Io(error.to_string()),
-        }
+        if is_full(&error) { Self::Full } else { Self::Io(error.to_string()) }
     }
 }
 
@@ -210,7 +232,7 @@ impl Disk {
     /// Tells whether an extent should be given back.
     fn is_too_large(&self, writer: &mut Writer) -> bool {
         let bytes = self.directory.identity().extent_bytes;
-        let extents = self.state.lock().extents.len() as u64;
+        let extents = self.state.lock().files();
         if extents * bytes > self.options.capacity {
             return extents > EXTENTS_MIN;
         }
@@ -315,7 +337,9 @@ impl Disk {
         write: Write<'_>,
         moved_from: Option<Place>,
     ) -> io::Result<Option<Ticket>> {
-        let Some(open) = &mut writer.open else { return Ok(None) };
+        let Some(open) = writer.open.as_mut().filter(|open| open.failures < FAILURES_MAX) else {
+            return Ok(None);
+        };
         let (extent, name) = (&open.extent, write.name);
         let length = write.payload.len() as u64;
         let layout = Layout::of(name, length, extent.unit());
@@ -323,12 +347,14 @@ impl Disk {
         let Some(offset) = extent.place(open.end, layout, index_bytes) else { return Ok(None) };
         writer.head.clear();
         RecordHead::encode(name, extent.mark, offset, write.payload, &mut writer.head);
-        if length < LARGE_BYTES {
+        let written = if length < LARGE_BYTES {
             writer.head.extend_from_slice(write.payload);
+            Ok(())
         } else {
-            write_all(&*extent.file, write.payload, offset + layout.payload_at)?;
-        }
-        write_all(&*extent.file, &writer.head, offset)?;
+            write_all(&*extent.file, write.payload, offset + layout.payload_at)
+        };
+        let written = written.and_then(|()| write_all(&*extent.file, &writer.head, offset));
+        written.inspect_err(|error| open.failures += u32::from(!is_full(error)))?;
         let entry = Entry { offset, length, name };
         entry.encode(&mut open.index);
         open.end = offset + layout.record_bytes;
@@ -357,7 +383,12 @@ impl Disk {
             let place = place_of(&open.extent, entry);
             self.evict(entry.name, place, evicted);
         }
-        writer.unused.push((open.extent.number, open.extent.generation));
+        let number = (open.extent.number, open.extent.generation);
+        if open.failures == 0 {
+            writer.unused.push(number);
+        } else {
+            self.set_aside(writer, number);
+        }
         sealed
     }
 
@@ -376,21 +407,27 @@ impl Disk {
         evicted: &mut Vec<OwnedName>,
     ) -> std::result::Result<(), AppendRefusal> {
         self.seal(writer, evicted)?;
-        let number = match self.unused_extent(writer)? {
-            Some(number) => number,
-            None => {
-                if writer.unused.is_empty() {
-                    self.drop_oldest(writer, evicted)?;
-                }
-                self.unused_extent(writer)?.ok_or(AppendRefusal::Full)?
+        let mut found = self.unused_extent(writer)?;
+        if found.is_none() {
+            if writer.unused.is_empty() {
+                self.drop_oldest(writer, evicted)?;
             }
-        };
+            found = self.unused_extent(writer)?.or_else(|| self.take_set_aside(writer));
+        }
+        let number = found.ok_or(AppendRefusal::Full)?;
         writer.generation += 1;
         let begun = Extent::begin(&self.directory, number, writer.generation);
-        let extent = Arc::new(begun.inspect_err(|_| writer.unused.push((number, 0)))?);
-        self.state.lock().extents.insert(number, extent.clone());
+        let extent = Arc::new(begun.inspect_err(|error| {
+            if error.is_of_medium() {
+                tracing::warn!(%error, "a file of records is set aside");
+                self.set_aside(writer, (number, 0));
+            } else {
+                writer.unused.push((number, 0));
+            }
+        })?);
+        self.state.lock().add(extent.clone());
         let end = extent.start();
-        writer.open = Some(Open { extent, end, index: Vec::new(), has_failed: false });
+        writer.open = Some(Open { extent, end, index: Vec::new(), failures: 0, has_failed: false });
         if self.trim_one(writer, evicted).is_err() {
             self.counters.failed.increment();
         }
@@ -424,98 +461,39 @@ impl Disk {
 
     /// Returns the place in the list of unused extents of one that no reader can need.
     fn unused_extent_at(&self, writer: &Writer) -> Option<usize> {
-        writer.unused.iter().position(|(number, generation)| {
-            *generation == 0 || (self.options.may_reuse)(*number, *generation)
-        })
+        writer.unused.iter().position(|unused| self.has_no_reader(unused.0, unused.1))
+    }
+
+    fn has_no_reader(&self, number: u32, generation: u64) -> bool {
+        generation == 0 || (self.options.may_reuse)(number, generation)
+    }
+
+    /// Takes an extent that was set aside: what could not be read can often be written.
+    fn take_set_aside(&self, writer: &mut Writer) -> Option<u32> {
+        let at = writer.set_aside.iter().position(|aside| self.has_no_reader(aside.0, aside.1))?;
+        Some(writer.set_aside.remove(at).0)
+    }
+
+    /// Uses an extent that failed only if there is no other. There is a limit, beyond which it is used
+    /// again like any.
+    fn set_aside(&self, writer: &mut Writer, extent: (u32, u64)) {
+        let max = (self.state.lock().files() / SET_ASIDE_SHARE).max(1);
+        self.counters.set_aside.increment();
+        if (writer.set_aside.len() as u64) < max {
+            writer.set_aside.push(extent);
+        } else {
+            writer.unused.push(extent);
+        }
     }
 
     /// Tells whether the capacity and the file system have room for one more extent.
     fn may_create(&self, writer: &Writer) -> bool {
         let bytes = self.directory.identity().extent_bytes;
-        let extents = self.state.lock().extents.len() as u64;
+        let extents = self.state.lock().files();
         let is_open = writer.next_number < u32::MAX;
         let space = self.directory.files().space(self.directory.path());
         is_open
             && (extents + 1) * bytes <= self.options.capacity
             && space.is_ok_and(|space| space.free >= self.free_bytes_wanted(writer) + bytes)
     }
-
-    /// Drops the records of an old extent. Those that were read are moved to the open one first, a
-    /// quarter of an extent at most, and are on the device before the old place is given up.
-    fn drop_oldest(&self, writer: &mut Writer, evicted: &mut Vec<OwnedName>) -> io::Result<()> {
-        let Some(victim) = coldest(&self.state.lock(), writer) else { return Ok(()) };
-        let mut names = Vec::new();
-        victim.scan(|entry| names.push((entry.offset, entry.length, entry.name.to_owned())))?;
-        let mut budget = self.directory.identity().extent_bytes / 4;
-        let mut has_moved = false;
-        for (offset, length, name) in names {
-            let entry = Entry { offset, length, name: name.borrow() };
-            let place = place_of(&victim, entry);
-            let is_touched = {
-                let state = self.state.lock();
-                if state.index.get(entry.name) != Some(place) {
-                    continue;
-                }
-                state.index.is_touched(entry.name)
-            };
-            if is_touched && length <= budget && self.move_record(writer, &victim, entry)? {
-                budget -= length;
-                has_moved = true;
-                continue;
-            }
-            self.evict(entry.name, place, evicted);
-        }
-        if has_moved && let Some(open) = &mut writer.open {
-            open.sync()?;
-        }
-        writer.unused.push((victim.number, victim.generation));
-        Ok(())
-    }
-
-    /// Writes a record anew; `false` if it is damaged or the open extent has no place.
-    fn move_record(
-        &self,
-        writer: &mut Writer,
-        from: &Extent,
-        entry: Entry<'_>,
-    ) -> io::Result<bool> {
-        if !from.may_hold(entry) {
-            return Ok(false);
-        }
-        let layout = Layout::of(entry.name, entry.length, from.unit());
-        let mut payload = vec![0; entry.length as usize];
-        read_exact(&*from.file, &mut payload, entry.offset + layout.payload_at)?;
-        let mut head = vec![0; layout.head_bytes as usize];
-        read_exact(&*from.file, &mut head, entry.offset)?;
-        if !from.head_of(&head, entry).is_some_and(|head| head.holds_all(&payload)) {
-            return Ok(false);
-        }
-        let write = Write { name: entry.name, payload: &payload };
-        let moved = self.append(writer, write, Some(place_of(from, entry)))?;
-        self.counters.moved.add(u64::from(moved.is_some()));
-        Ok(moved.is_some())
-    }
-}
-
-/// Chooses among the oldest quarter of the sealed extents the one with the fewest bytes that were
-/// read.
-fn coldest(state: &DiskState, writer: &Writer) -> Option<Arc<Extent>> {
-    let is_used = |extent: &&Arc<Extent>| {
-        extent.generation != 0 && writer.unused.iter().all(|(number, _)| *number != extent.number)
-    };
-    let open = writer.open.as_ref().map(|open| open.extent.number);
-    let mut candidates: Vec<_> = state
-        .extents
-        .values()
-        .filter(is_used)
-        .filter(|extent| Some(extent.number) != open)
-        .collect();
-    candidates.sort_by_key(|extent| extent.generation);
-    candidates.truncate(candidates.len().div_ceil(4));
-    let mut touched: HashMap<u32, u64> = HashMap::new();
-    state.index.for_each_touched(|extent, bytes| *touched.entry(extent).or_default() += bytes);
-    let coldness = |extent: &&Arc<Extent>| {
-        (touched.get(&extent.number).copied().unwrap_or_default(), extent.generation)
-    };
-    candidates.into_iter().min_by_key(coldness).cloned()
 }

@@ -6,6 +6,7 @@
 use std::{
     collections::BTreeMap,
     io::{self, IoSliceMut},
+    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
     thread,
@@ -42,8 +43,17 @@ struct Content {
     current: Vec<u8>,
 }
 
+/// A part of a file that the device cannot read, or cannot write.
+#[derive(Debug, Clone)]
+struct Broken {
+    path: PathBuf,
+    bytes: Range<u64>,
+    is_for_writes: bool,
+}
+
 #[derive(Debug)]
 struct FaultyState {
+    broken: Vec<Broken>,
     files: BTreeMap<PathBuf, Content>,
     faults: Faults,
     random: SplitMix64,
@@ -58,6 +68,7 @@ pub(crate) struct FaultyFiles(Arc<Mutex<FaultyState>>);
 impl FaultyFiles {
     pub(crate) fn new(seed: u64) -> Self {
         Self(Arc::new(Mutex::new(FaultyState {
+            broken: Vec::new(),
             files: BTreeMap::new(),
             faults: Faults::default(),
             random: SplitMix64::new(seed),
@@ -74,9 +85,21 @@ impl FaultyFiles {
         self.0.lock().faults
     }
 
+    /// Makes reads of a part of a file fail from now on, also after a restart.
+    pub(crate) fn break_reads(&self, path: &Path, bytes: Range<u64>) {
+        let broken = Broken { path: path.into(), bytes, is_for_writes: false };
+        self.0.lock().broken.push(broken);
+    }
+
+    /// Makes writes of a part of a file fail from now on.
+    pub(crate) fn break_writes(&self, path: &Path, bytes: Range<u64>) {
+        let broken = Broken { path: path.into(), bytes, is_for_writes: true };
+        self.0.lock().broken.push(broken);
+    }
+
     /// Switches the power off and on: each sector that was not synced is kept or lost.
     pub(crate) fn lose_power(&self) {
-        let FaultyState { files, random, is_off, faults, is_locked } = &mut *self.0.lock();
+        let FaultyState { files, random, is_off, faults, is_locked, .. } = &mut *self.0.lock();
         for content in files.values_mut() {
             content.durable.resize(content.current.len(), 0);
             let sectors = content.durable.chunks_mut(SECTOR).zip(content.current.chunks(SECTOR));
@@ -131,6 +154,15 @@ impl FaultyState {
             None => {}
         }
         if self.is_off || self.faults.fails_writes { Err(eio()) } else { Ok(()) }
+    }
+
+    fn is_broken(&self, path: &Path, bytes: Range<u64>, is_write: bool) -> bool {
+        self.broken.iter().any(|broken| {
+            broken.is_for_writes == is_write
+                && broken.path == path
+                && broken.bytes.start < bytes.end
+                && bytes.start < broken.bytes.end
+        })
     }
 
     fn grow(&mut self, path: &Path, bytes: usize) -> io::Result<()> {
@@ -237,7 +269,12 @@ impl File for FaultyFile {
         while Instant::now() < until {
             thread::park_timeout(until.saturating_duration_since(Instant::now()));
         }
-        let FaultyState { files, faults, random, is_off, .. } = &mut *self.files.0.lock();
+        let length: usize = into.iter().map(|slice| slice.len()).sum();
+        let mut state = self.files.0.lock();
+        if state.is_broken(&self.path, offset..offset + length as u64, false) {
+            return Err(eio());
+        }
+        let FaultyState { files, faults, random, is_off, .. } = &mut *state;
         if *is_off || faults.fails_reads {
             return Err(eio());
         }
@@ -259,6 +296,9 @@ impl File for FaultyFile {
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
         let mut state = self.files.0.lock();
         state.count()?;
+        if state.is_broken(&self.path, offset..offset + bytes.len() as u64, true) {
+            return Err(eio());
+        }
         let is_part = state.faults.is_short && bytes.len() > 1;
         let count = if is_part { 1 + state.random.below(bytes.len() - 1) } else { bytes.len() };
         let start = offset as usize;

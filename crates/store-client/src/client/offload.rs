@@ -177,7 +177,12 @@ impl<'a> Offload<'a> {
                 DirectoryStep::TakeOver => {
                     self.directory.report_lost(self.directory.client.rpc.deadline())?;
                     self.trim()?;
-                    return self.take_over();
+                    if self.directory.owner.disk()?.take_unnamed() == 0 {
+                        return self.take_over();
+                    }
+                    // Records went whose names are not known: the master learns them by a list of
+                    // all that are left.
+                    self.session.report_failed();
                 }
             }
         }

@@ -152,6 +152,7 @@ impl Owner {
             file_bytes: statistics.file_bytes,
             moved: statistics.moved,
             trimmed: statistics.trimmed,
+            set_aside: statistics.set_aside,
             direct_refused: statistics.direct_refused,
         })
     }

@@ -107,6 +107,8 @@ counters! {
         moved = counter "moved_total",
         /// Files given back to a file system that was too full.
         trimmed = counter "trimmed_total",
+        /// Files that could not be read or written, and are used again only if there is no other.
+        set_aside = counter "set_aside_total",
         /// Reads past the page cache that the system refused, so that they went through it.
         direct_refused = counter "direct_refused_total",
     }

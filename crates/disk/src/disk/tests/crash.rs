@@ -138,6 +138,7 @@ impl Crashes {
             15 => {
                 let evicted = disk.trim().unwrap_or_default();
                 self.forget(evicted);
+                self.forget_unnamed(disk);
             }
             16 => self.write_late(disk, &key),
             // Those that are read are moved when their extent is used again.
@@ -187,7 +188,16 @@ impl Crashes {
         self.written.insert(name.to_owned());
         let mut report = disk.write(&[Write { name, payload: &payload(name, length) }]);
         self.forget(report.evicted);
+        self.forget_unnamed(disk);
         report.outcomes.remove(0)
+    }
+
+    /// Forgets records that went without a name in a report, as an owner does that lists the rest.
+    fn forget_unnamed(&mut self, disk: &Disk) {
+        if disk.take_unnamed() > 0 {
+            let present = &self.present;
+            self.expected.retain(|key, _| disk.length(name(key, present[key])).is_some());
+        }
     }
 
     fn forget(&mut self, evicted: Vec<OwnedName>) {
