@@ -31,7 +31,7 @@ pub(super) const KEEPALIVE: Duration = Duration::from_millis(500);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Length of the checksum behind a frame.
-const CHECKSUM_BYTES: usize = 4;
+pub(super) const CHECKSUM_BYTES: usize = 4;
 
 /// One end of a connection.
 #[derive(Debug)]
@@ -232,13 +232,8 @@ impl Channel {
     /// # Errors
     /// The message is malformed, or was damaged on its way.
     fn take_message<M: Message + Default>(&mut self, limit: usize) -> Result<Option<M>> {
-        if self.has_checksums
-            && let Some((frame, checksum)) = self.input.next_frame()
-            && crc32fast::hash(frame).to_le_bytes() != checksum
-        {
-            self.is_damaged = true;
-            let text = "a message between two masters was damaged on its way";
-            return Err(Error::new(ErrorCode::RPC_FAIL, text).with("bytes", frame.len()));
+        if self.has_checksums {
+            check_frame(&self.input).inspect_err(|_| self.is_damaged = true)?;
         }
         self.input.take_message(limit)
     }
@@ -327,8 +322,29 @@ fn send(
     Ok(())
 }
 
+/// Checks the checksum behind the next frame, if both were read as a whole.
+///
+/// # Errors
+/// The frame was damaged on its way.
+pub(super) fn check_frame(input: &native_frame::Reader) -> Result<()> {
+    if let Some((frame, checksum)) = input.next_frame()
+        && crc32fast::hash(frame).to_le_bytes() != checksum
+    {
+        let text = "a message between two masters was damaged on its way";
+        return Err(Error::new(ErrorCode::RPC_FAIL, text).with("bytes", frame.len()));
+    }
+    Ok(())
+}
+
 /// Appends a message as a frame, with a checksum behind it if messages have one.
-fn encode(message: &impl Message, has_checksums: bool, into: &mut BytesMut) -> Result<()> {
+///
+/// # Errors
+/// The message is larger than a frame may be.
+pub(super) fn encode(
+    message: &impl Message,
+    has_checksums: bool,
+    into: &mut BytesMut,
+) -> Result<()> {
     let start = into.len();
     native_frame::encode(message, into)?;
     if has_checksums {

@@ -17,10 +17,10 @@ use mooncake_base::{
     Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock,
     sync::{Condvar, Mutex, MutexGuard},
 };
-use mooncake_election::{LeaderAddress, Role};
+use mooncake_election::{LeaderAddress, Role, View};
 use mooncake_os::threads::{self, Threads};
 use mooncake_proto::standby::{
-    Attach, Attached, Confirm, Frames, FromLeader, FromStandby, Leases, Start,
+    Attach, Attached, Confirm, Frames, FromLeader, FromStandby, Leases, Start, ViewStart,
 };
 
 use super::{
@@ -342,12 +342,7 @@ impl Shared {
             FromLeader { refusal: Some(refusal), .. } => return Err((&refusal).into()),
             _ => return Err(malformed()),
         };
-        let followed = self.membership.lock().views().last().map_or(0, |start| start.view);
-        let known = self.cluster.elector.view_max().0.max(followed);
-        if attached.view < known {
-            let text = "that master leads in a view below those that this member knows";
-            return Err(founded_anew(text).with("view", attached.view).with("known_view", known));
-        }
+        check_view(&attached, self.cluster.elector.view_max(), &self.membership.lock().views())?;
         self.check_lineage(&attached)?;
         Ok(attached)
     }
@@ -520,6 +515,19 @@ impl Shared {
     }
 }
 
+/// Checks that a leader leads in no view below those that this member has followed, or heard of.
+///
+/// # Errors
+/// The leader is a former one, which must not be followed.
+pub(super) fn check_view(attached: &Attached, heard: View, followed: &[ViewStart]) -> Result<()> {
+    let known = heard.0.max(followed.last().map_or(0, |start| start.view));
+    if attached.view >= known {
+        return Ok(());
+    }
+    let text = "that master leads in a view below those that this member knows";
+    Err(founded_anew(text).with("view", attached.view).with("known_view", known))
+}
+
 /// Checks that a member may empty its log, once its election knows that it is not complete.
 ///
 /// # Errors
@@ -566,4 +574,22 @@ fn founded_anew(why: &str) -> Error {
 
 fn malformed() -> Error {
     Error::new(ErrorCode::RPC_FAIL, "the message of the leader is malformed")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leader_of_an_earlier_view_is_not_followed() {
+        let attached = |view| Attached { view, ..Attached::default() };
+        let followed =
+            [ViewStart { view: 3, first_frame: 1 }, ViewStart { view: 5, first_frame: 9 }];
+        for (heard, lowest) in [(0, 5), (7, 7)] {
+            check_view(&attached(lowest), View(heard), &followed).unwrap();
+            let error = check_view(&attached(lowest - 1), View(heard), &followed).unwrap_err();
+            assert!(error.to_string().contains(&format!("known_view={lowest}")), "{error}");
+        }
+        check_view(&attached(1), View(0), &[]).unwrap();
+    }
 }

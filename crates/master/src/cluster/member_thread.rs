@@ -21,7 +21,7 @@ use super::{
     not_leader, open_directory,
     own_log::{self, NewTerm},
     status::MemberState,
-    supervision::{Supervision, others},
+    supervision::{Supervision, can_take_over, others},
 };
 use crate::{
     config::MasterConfig,
@@ -340,9 +340,7 @@ impl MemberThread {
     fn prepare_handover(&self, journal: &Journal, handover: &Handover) -> Result<()> {
         let cluster = &*self.cluster;
         let standbys = journal.followers().status();
-        let can_lead = |standby: &&FollowerStatus| {
-            standby.is_required && standby.is_attached && standby.is_near
-        };
+        let can_lead = |standby: &&FollowerStatus| can_take_over(standby);
         let is_meant = |address: &str| handover.to.as_deref().is_none_or(|to| to == address);
         let next = standbys.iter().filter(can_lead).find(|standby| is_meant(&standby.address));
         let Some(next) = next else {

@@ -198,6 +198,11 @@ impl Rule {
     }
 }
 
+/// Returns whether a standby has everything that was acknowledged, and can lead next.
+pub(super) fn can_take_over(standby: &FollowerStatus) -> bool {
+    standby.is_required && standby.is_attached && standby.is_near
+}
+
 /// Returns why changes of data are not confirmed: members that must have them are silent for a time, and
 /// the set was not changed because of an error. `None` if no such member is.
 fn unconfirmed(journal: &Journal, error: &Error, time: Duration, now: Moment) -> Option<Error> {
