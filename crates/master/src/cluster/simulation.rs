@@ -2,16 +2,19 @@
 //! logs, views, supervision and state of two or three members, a model of the lease service, and clients
 //! that remember what was acknowledged.
 //!
-//! Messages between members, clients and the service are late, lost or held up by partitions. Processes
-//! are stopped, killed and started again; machines lose power, and with it what was not synced; disks are
-//! lost; the lease service is away, or emptied. Nothing waits: each step asks whether a position is
-//! durable.
+//! Messages between members, clients and the service are late, lost, damaged or held up by partitions.
+//! Processes are stopped, killed, ended in order and started again; leaders hand over; machines lose power,
+//! and with it what was not synced; disks are lost; the lease service is away, or emptied. In runs of their
+//! own, the clock of a machine stands still. Nothing waits: each step asks whether a position is durable.
 //!
-//! In reading order: [`plan`], [`wire`], [`node`], [`standby`], [`leader`], [`client`], [`history`] (what
-//! must hold), [`faults`].
+//! In reading order: [`plan`], [`bugs`] (rules that a run leaves out), [`wire`], [`damage`], [`node`],
+//! [`standby`], [`leader`], [`handover`], [`client`], [`history`] (what must hold), [`faults`].
 
+mod bugs;
 mod client;
+mod damage;
 mod faults;
+mod handover;
 mod history;
 mod leader;
 mod node;
@@ -25,7 +28,13 @@ use std::time::Duration;
 use mooncake_base::{Moment, random::SplitMix64};
 use mooncake_election::{Election, Role, SimulatedService};
 
-use self::{client::Client, history::History, node::Node, plan::Plan, wire::Wire};
+use self::{
+    client::Client,
+    history::History,
+    node::{Node, Part},
+    plan::Plan,
+    wire::Wire,
+};
 
 /// Time between two steps of a process.
 const TICK: Duration = Duration::from_millis(20);
@@ -41,7 +50,7 @@ const CALM: Duration = Duration::from_secs(4);
 
 /// Time after the last fault in which a leader must have served a client: where an operator has to name
 /// it, memory that may have been granted by changes that are lost rests for some seconds.
-const RECOVERY: Duration = Duration::from_secs(16);
+const RECOVERY: Duration = Duration::from_secs(20);
 
 /// What a run has seen.
 #[derive(Debug, Default, Clone, Copy)]
@@ -56,6 +65,12 @@ struct Outcome {
     power_losses: u64,
     hanging_writes: u64,
     forced: u64,
+    damaged: u64,
+    earlier_leaders: u64,
+    late_attaches: u64,
+    handovers: u64,
+    failed_ends: u64,
+    prepared: u64,
 }
 
 impl Outcome {
@@ -71,6 +86,12 @@ impl Outcome {
             &mut self.power_losses,
             &mut self.hanging_writes,
             &mut self.forced,
+            &mut self.damaged,
+            &mut self.earlier_leaders,
+            &mut self.late_attaches,
+            &mut self.handovers,
+            &mut self.failed_ends,
+            &mut self.prepared,
         ];
         let others = [
             other.leaders,
@@ -83,6 +104,12 @@ impl Outcome {
             other.power_losses,
             other.hanging_writes,
             other.forced,
+            other.damaged,
+            other.earlier_leaders,
+            other.late_attaches,
+            other.handovers,
+            other.failed_ends,
+            other.prepared,
         ];
         own.into_iter().zip(others).for_each(|(own, other)| *own += other);
     }
@@ -114,6 +141,7 @@ impl Simulation {
         let mut random = SplitMix64::new(plan.seed);
         let nodes = (0..plan.members).map(|index| Node::new(index, &mut random)).collect();
         let clients = (0..client::CLIENTS).map(|_| Client::new()).collect();
+        let history = History::new(&plan);
         Self {
             plan,
             random,
@@ -124,7 +152,7 @@ impl Simulation {
             wire: Wire::default(),
             nodes,
             clients,
-            history: History::new(),
+            history,
             outcome: Outcome::default(),
             outgoing: Vec::new(),
             served: Moment::default(),
@@ -151,6 +179,7 @@ impl Simulation {
                 self.step_client(index).map_err(|why| self.at(&why))?;
             }
             self.check_leaders().map_err(|why| self.at(&why))?;
+            self.check_logs().map_err(|why| self.at(&why))?;
             if is_healed {
                 self.force_if_needed(healed);
             }
@@ -165,8 +194,28 @@ impl Simulation {
     fn check_leaders(&self) -> Result<(), String> {
         let leads = |node: &&Node| node.role(self.now).is_some_and(is_leader);
         let leaders: Vec<_> = self.nodes.iter().filter(leads).map(|node| node.index).collect();
-        if leaders.len() > 1 {
+        // Leases rest on clocks that run.
+        if leaders.len() > 1 && !self.history.own_keys_only {
             return Err(format!("members {leaders:?} lead at a time"));
+        }
+        Ok(())
+    }
+
+    /// At any moment each member that may win an election has what clients were told of.
+    fn check_logs(&self) -> Result<(), String> {
+        let Some(set) = self.service.in_sync() else { return Ok(()) };
+        let is_member = |name: &str| set.members.iter().any(|member| member.to_string() == name);
+        for node in &self.nodes {
+            if let Some(process) = &node.process
+                && let Part::Following(standby) = &process.part
+                && standby.membership.is_complete()
+                && is_member(&process.member)
+            {
+                let (timeline_id, next_frame) = standby.log.place();
+                self.history
+                    .check_log(timeline_id, next_frame)
+                    .map_err(|why| format!("member {}, which may lead, {why}", node.index))?;
+            }
         }
         Ok(())
     }

@@ -7,10 +7,10 @@ use mooncake_base::{ClientId, Incarnation, KeyRef, Moment, SegmentId, TenantId, 
 use mooncake_proto::v1::LogMark;
 
 use super::{
-    Simulation,
+    Simulation, TICK,
+    bugs::Bug,
     history::{KEYS, PINNED, Value, key_name},
     node::{Part, leader_in},
-    plan::Bug,
     wire::{Message, is_call},
 };
 use crate::state::{
@@ -19,19 +19,22 @@ use crate::state::{
 };
 
 /// Number of clients.
-pub(super) const CLIENTS: usize = 3;
+pub(super) const CLIENTS: usize = 6;
 
-/// The unit of memory that is compared.
-pub(super) const PAGE: u64 = 4096;
+/// Number of clients that lend memory.
+const LENDERS: usize = 3;
 
 /// Pages that each client lends.
 const LENT_PAGES: u64 = 80;
 
 /// Time within which an answer must come.
-const TIMEOUT: Duration = Duration::from_millis(600);
+const TIMEOUT: Duration = Duration::from_millis(400);
 
-/// Time within which a client writes what it puts.
-const WRITE_MAX: Duration = Duration::from_millis(400);
+/// Time that most writes take at most.
+const QUICK_WRITE_MAX: Duration = Duration::from_millis(200);
+
+/// Time for which a call that was refused is made again.
+const REPEAT_MAX: Duration = Duration::from_secs(2);
 
 /// Time between signs of life.
 const BEAT: Duration = Duration::from_millis(700);
@@ -47,7 +50,7 @@ pub(super) enum Call {
     },
     PutStart {
         key: usize,
-        pages: u64,
+        length: u64,
     },
     PutEnd {
         key: usize,
@@ -85,6 +88,8 @@ pub(super) enum Reply {
     Failed,
     /// This master does not lead.
     Refused,
+    /// The call waits for memory, or until it is announced.
+    Waiting,
 }
 
 /// A client.
@@ -99,13 +104,30 @@ pub(super) struct Client {
     mark: Option<LogMark>,
     numbers: u64,
     /// The number of the awaited answer, the member that was asked, and when the client gives up.
-    awaited: Option<(u64, usize, Moment)>,
+    awaited: Option<Awaited>,
     is_announcing: bool,
+    /// The call of the operation, to be made again.
+    last_call: Option<Call>,
+    repeats: bool,
+    /// The next call goes to any member.
+    asks_any: bool,
+    repeat_until: Moment,
     operation: Option<Operation>,
+    reads: Vec<Read>,
     idle_until: Moment,
     beat_at: Moment,
     /// Answers that have arrived: number, view and content.
     pub(super) inbox: VecDeque<(u64, u64, Reply)>,
+}
+
+/// An answer that a client waits for.
+#[derive(Debug, Clone, Copy)]
+struct Awaited {
+    number: u64,
+    /// The member that was asked, and the number of its process.
+    to: usize,
+    boot: u64,
+    until: Moment,
 }
 
 #[derive(Debug, Clone)]
@@ -133,12 +155,16 @@ enum Operation {
     Locate {
         asked: Moment,
     },
-    Read {
-        at: Moment,
-        end: Moment,
-        value: Value,
-        places: Vec<(u64, u64)>,
-    },
+}
+
+/// The bytes of an object that are being read, beside other calls.
+#[derive(Debug)]
+struct Read {
+    at: Moment,
+    /// The end of the fence.
+    end: Moment,
+    value: Value,
+    places: Vec<(u64, u64)>,
 }
 
 impl Client {
@@ -153,7 +179,12 @@ impl Client {
             numbers: 0,
             awaited: None,
             is_announcing: false,
+            last_call: None,
+            repeats: false,
+            asks_any: false,
+            repeat_until: Moment::default(),
             operation: None,
+            reads: Vec::new(),
             idle_until: Moment::default(),
             beat_at: Moment::default(),
             inbox: VecDeque::new(),
@@ -165,54 +196,78 @@ impl Client {
         self.view = 0;
     }
 
-    fn spec(&self, index: usize) -> SegmentSpec {
+    fn may_repeat(&self, now: Moment) -> bool {
+        !self.is_announcing && self.operation.is_some() && !self.repeat_until.has_passed(now)
+    }
+
+    fn spec(&self, index: usize, page_bytes: u64) -> SegmentSpec {
         let name = format!("host-{index}:1");
         SegmentSpec {
             id: SegmentId::from_bits(index as u128 + 1),
             incarnation: Incarnation(self.incarnation),
             name: name.clone(),
             endpoint: name,
-            base: (index as u64 + 1) << 40 | self.incarnation << 30,
-            length: LENT_PAGES * PAGE,
+            base: (index as u64 + 1) << 40 | self.incarnation << 33,
+            length: if index < LENDERS { LENT_PAGES * page_bytes } else { 0 },
             protocol: "tcp".to_owned(),
         }
     }
 }
 
 /// The rules of the masters.
-pub(super) fn rules() -> Rules {
+pub(super) fn rules(write_window: Duration) -> Rules {
     Rules {
         client_ttl: Duration::from_secs(6),
         stop_max: Duration::from_secs(6),
         lease_ttl: Duration::from_millis(300),
-        write_window: WRITE_MAX,
-        put_discard: Duration::from_millis(500),
-        put_release: Duration::from_secs(12),
+        write_window,
+        put_discard: write_window + Duration::from_millis(100),
+        put_release: write_window + Duration::from_secs(12),
         resume_grace: Duration::from_secs(2),
         ..Rules::default()
+    }
+}
+
+impl Call {
+    /// Returns whether the answer waits for the log, as those of the service do. A put that starts in
+    /// prepared memory does not wait either.
+    pub(super) const fn waits_for_log(&self) -> bool {
+        !matches!(self, Self::Locate { .. })
     }
 }
 
 impl Simulation {
     /// Lets a client take its answers and do what is next.
     pub(super) fn step_client(&mut self, index: usize) -> Result<(), String> {
+        self.end_reads(index)?;
+        let takes_earlier = self.plan.has(Bug::TakesEarlierViews);
         while let Some((number, view, reply)) = self.clients[index].inbox.pop_front() {
             let client = &mut self.clients[index];
-            if client.awaited.take_if(|(awaited, ..)| *awaited == number).is_none() {
+            if client.awaited.take_if(|awaited| awaited.number == number).is_none() {
                 continue;
             }
             // An answer of an earlier view is none.
-            if matches!(reply, Reply::Refused) || view < client.view {
-                self.answered(index, None)?;
+            let is_earlier = view < client.view && !takes_earlier;
+            if matches!(reply, Reply::Refused) || is_earlier {
+                self.refused(index)?;
                 continue;
             }
-            if view > client.view {
+            if matches!(reply, Reply::Waiting) && client.may_repeat(self.now) {
+                client.repeats = true;
+                continue;
+            }
+            if view != client.view {
                 client.view = view;
                 client.session = None;
             }
             self.answered(index, Some((view, reply)))?;
         }
-        if let Some((number, to, until)) = self.clients[index].awaited {
+        if let Some(Awaited { number, to, boot, until }) = self.clients[index].awaited {
+            // The connection ends with the process.
+            if self.nodes[to].boots != boot && self.nodes[to].process.is_none() {
+                self.clients[index].awaited = None;
+                return self.refused(index);
+            }
             if until.has_passed(self.now) && !self.may_be_executed(index, number, to) {
                 self.clients[index].awaited = None;
                 return self.answered(index, None);
@@ -222,6 +277,12 @@ impl Simulation {
         if self.clients[index].session.is_none() || self.clients[index].beat_at.has_passed(self.now)
         {
             self.announce_memory(index);
+            return Ok(());
+        }
+        if std::mem::take(&mut self.clients[index].repeats)
+            && let Some(call) = self.clients[index].last_call.clone()
+        {
+            self.repeat(index, call);
             return Ok(());
         }
         match self.clients[index].operation.take() {
@@ -251,14 +312,47 @@ impl Simulation {
             || node.inbox.iter().any(|message| is_call(message, caller, number))
     }
 
-    fn call(&mut self, index: usize, call: Call) {
-        let now = self.now;
+    /// Makes the call of an operation.
+    fn call_first(&mut self, index: usize, call: Call) {
         let client = &mut self.clients[index];
-        let Some(to) = client.target else { return };
+        client.last_call = Some(call.clone());
+        client.repeat_until = self.now + REPEAT_MAX;
+        self.call(index, call);
+    }
+
+    /// Makes the call of an operation again. Fences and write windows count from here on.
+    fn repeat(&mut self, index: usize, call: Call) {
+        let now = self.now;
+        if let Some(Operation::Start { asked, .. } | Operation::Locate { asked }) =
+            &mut self.clients[index].operation
+        {
+            *asked = now;
+        }
+        self.call(index, call);
+    }
+
+    /// Lets a client make a call again that was not answered because the master does not lead, or has ended.
+    fn refused(&mut self, index: usize) -> Result<(), String> {
+        let client = &mut self.clients[index];
+        if client.may_repeat(self.now) {
+            (client.session, client.repeats) = (None, true);
+            return Ok(());
+        }
+        self.answered(index, None)
+    }
+
+    fn call(&mut self, index: usize, call: Call) {
+        let (now, any) = (self.now, self.random.below(self.nodes.len()));
+        let client = &mut self.clients[index];
+        let Some(mut to) = client.target else { return };
+        if std::mem::take(&mut client.asks_any) {
+            to = any;
+        }
         client.numbers += 1;
         let number = client.numbers;
-        client.awaited = Some((number, to, now + TIMEOUT));
-        self.send(Message::Call { client: index, to, number, call });
+        let boot = self.nodes[to].boots;
+        client.awaited = Some(Awaited { number, to, boot, until: now + TIMEOUT });
+        self.send(Message::Call { client: index, to, boot, number, call });
     }
 
     fn announce_memory(&mut self, index: usize) {
@@ -269,10 +363,11 @@ impl Simulation {
             let target = if self.chance(8) { any } else { known.unwrap_or(any) };
             self.clients[index].target = Some(target);
         }
+        let page_bytes = self.plan.page_bytes;
         let client = &mut self.clients[index];
         client.is_announcing = true;
         client.beat_at = self.now + BEAT;
-        let spec = Box::new(client.spec(index));
+        let spec = Box::new(client.spec(index, page_bytes));
         let is_new = client.is_new_memory;
         let mark = client.mark;
         self.call(index, Call::Announce { mark, spec, is_new });
@@ -286,49 +381,66 @@ impl Simulation {
                 let put = self.history.new_put();
                 let asked = self.now;
                 self.clients[index].operation = Some(Operation::Start { key: own, put, asked });
-                let pages = 10 + self.random.below(22) as u64;
-                self.call(index, Call::PutStart { key: own, pages });
+                // Memory is prepared for small objects only.
+                let pages = if self.chance(6) { 1 } else { 10 + self.random.below(22) as u64 };
+                let length = pages * self.plan.page_bytes;
+                self.call_first(index, Call::PutStart { key: own, length });
             }
             5 => {
                 self.history.allow(own, Value::Absent);
                 self.clients[index].operation = Some(Operation::Remove { key: own });
-                self.call(index, Call::Remove { key: own });
+                self.call_first(index, Call::Remove { key: own });
             }
             _ => {
+                // The member that was asked last may not lead any more, and another one may.
+                let asks_any = self.chance(6);
+                let key = if asks_any { own } else { key };
+                self.clients[index].asks_any = asks_any;
                 self.history.begin_read(index, key);
                 self.clients[index].operation = Some(Operation::Locate { asked: self.now });
-                self.call(index, Call::Locate { key });
+                self.call_first(index, Call::Locate { key });
             }
         }
+    }
+
+    /// Compares the bytes that were read in time.
+    fn end_reads(&mut self, index: usize) -> Result<(), String> {
+        let now = self.now;
+        let is_due = |read: &mut Read| read.at.has_passed(now);
+        for read in self.clients[index].reads.extract_if(.., is_due) {
+            if !read.end.has_passed(now) {
+                self.history.check_bytes(&read.places, read.value)?;
+                self.outcome.reads += 1;
+            }
+        }
+        Ok(())
     }
 
     /// Goes on with an operation that waited for a moment.
     fn go_on(&mut self, index: usize, operation: Operation) -> Result<(), String> {
         let now = self.now;
-        let (Operation::Write { at, .. } | Operation::Read { at, .. }) = &operation else {
-            return Ok(());
-        };
+        let Operation::Write { at, .. } = &operation else { return Ok(()) };
+        let write_max = self.write_max();
         if !at.has_passed(now) {
             self.clients[index].operation = Some(operation);
             return Ok(());
         }
         match operation {
-            Operation::Write { asked, .. } if (asked + WRITE_MAX * 9 / 10).has_passed(now) => {}
+            Operation::Write { asked, .. } if (asked + write_max).has_passed(now) => {}
             Operation::Write { key, put, version, places, .. } => {
                 self.history.write(&places, put);
                 self.history.allow(key, Value::Put(put));
                 self.clients[index].operation = Some(Operation::End { key, put });
-                self.call(index, Call::PutEnd { key, version });
-            }
-            // A sign of life came first.
-            Operation::Read { end, .. } if end.has_passed(now) => {}
-            Operation::Read { value, places, .. } => {
-                self.history.check_bytes(&places, value)?;
-                self.outcome.reads += 1;
+                self.call_first(index, Call::PutEnd { key, version });
             }
             _ => {}
         }
         Ok(())
+    }
+
+    /// Returns the time within which a client writes what it puts, by its own clock.
+    fn write_max(&self) -> Duration {
+        self.plan.write_window * 9 / 10
     }
 
     /// Handles an answer; `None`: there is none.
@@ -338,11 +450,16 @@ impl Simulation {
             self.announced(index, answer);
             return Ok(());
         }
-        if !matches!(answer, Some((_, ref reply)) if !matches!(reply, Reply::Failed)) {
+        let is_answered = match answer {
+            None => false,
+            Some((_, Reply::Failed)) => self.chance(3),
+            Some(_) => true,
+        };
+        if !is_answered {
             // Whom to ask, and whether the memory is known there, is found out anew.
             self.clients[index].session = None;
         }
-        self.clients[index].idle_until = now + self.milliseconds(150);
+        self.clients[index].idle_until = now + self.milliseconds(80);
         let Some(operation) = self.clients[index].operation.take() else { return Ok(()) };
         match (operation, answer.map(|(_, reply)| reply)) {
             (
@@ -350,14 +467,20 @@ impl Simulation {
                 Some(Reply::Started { version, places, .. }),
             ) => {
                 let recorded = self.history.record_version(version, put);
-                // With this bug, puts start before the log has their versions.
-                if !self.plan.has(Bug::ReusesUnconfirmed) {
+                self.history.record_places(put, &places);
+                let starts_unlogged =
+                    self.plan.has(Bug::ReusesUnconfirmed) || self.plan.has(Bug::StartsUnlogged);
+                // With these bugs, puts start before the log has their versions.
+                if !starts_unlogged {
                     recorded?;
                 }
-                let at = now + self.milliseconds(200);
+                let is_slow = self.chance(3);
+                let longest = if is_slow { self.write_max() } else { QUICK_WRITE_MAX };
+                let at = now + self.milliseconds(longest.as_millis() as usize);
                 let write = Operation::Write { key, put, asked, at, version, places };
                 self.clients[index].operation = Some(write);
             }
+            (Operation::End { .. }, None | Some(Reply::Failed)) => self.outcome.failed_ends += 1,
             (Operation::End { key, put }, Some(Reply::Done)) => {
                 self.history.acknowledge(key, Value::Put(put));
                 (self.served, self.outcome.acknowledged) = (now, self.outcome.acknowledged + 1);
@@ -370,12 +493,14 @@ impl Simulation {
                 let value = self.history.end_read(index, Some(version))?;
                 // Clocks of masters run at most a twentieth faster.
                 let end = asked + fence * 9 / 10;
-                let left = end.left(now).as_millis() as usize;
-                if left > 0 {
-                    let at = now + self.milliseconds(left);
-                    let read = Operation::Read { at, end, value, places };
-                    self.clients[index].operation = Some(read);
-                }
+                let left = end.left(now).saturating_sub(TICK * 2);
+                let is_longest = self.chance(2);
+                let time = if is_longest {
+                    left
+                } else {
+                    self.milliseconds(left.as_millis() as usize + 1)
+                };
+                self.clients[index].reads.push(Read { at: now + time, end, value, places });
             }
             (Operation::Locate { .. }, Some(Reply::Absent)) => {
                 self.history.end_read(index, None)?;
@@ -416,7 +541,7 @@ pub(super) fn execute(state: &mut State, now: Moment, client: usize, call: &Call
     let tenant = TenantId::default();
     match call {
         Call::Announce { spec, is_new, .. } => announce(state, now, id, spec, *is_new),
-        Call::PutStart { key, pages } => start(state, now, id, *key, *pages),
+        Call::PutStart { key, length } => start(state, now, id, *key, *length),
         Call::PutEnd { key, version } => {
             let name = key_name(*key);
             let (key, version) = (name.as_bytes(), *version);
@@ -444,17 +569,20 @@ fn announce(
     if state.register(now, client, &spec.name).is_err() {
         return Reply::Failed;
     }
+    if spec.length == 0 {
+        return Reply::Announced { is_known: true, mark: None };
+    }
     let announced =
         if is_new { state.mount(now, client, spec.clone()) } else { state.resume(client, spec) };
     Reply::Announced { is_known: announced.is_ok(), mark: None }
 }
 
-fn start(state: &mut State, now: Moment, client: ClientId, key: usize, pages: u64) -> Reply {
+fn start(state: &mut State, now: Moment, client: ClientId, key: usize, length: u64) -> Reply {
     let name = key_name(key);
     let options = PutOptions { is_hard_pinned: key < PINNED, ..PutOptions::default() };
     let put = Put {
         key: KeyRef::new(name.as_bytes()).expect("a short key"),
-        length: pages * PAGE,
+        length,
         group: b"",
         options: &options,
         is_replacing: true,
@@ -462,6 +590,7 @@ fn start(state: &mut State, now: Moment, client: ClientId, key: usize, pages: u6
         request: 0,
     };
     let mut progress = PutProgress::default();
+    let mut reply = Reply::Failed;
     for _ in 0..4 {
         let step = state.puts().put_step(now, client, &TenantId::default(), &put, &mut progress);
         match step {
@@ -470,17 +599,22 @@ fn start(state: &mut State, now: Moment, client: ClientId, key: usize, pages: u6
                 let Started { version, is_prepared, .. } = started;
                 return Reply::Started { version, places, is_prepared };
             }
-            Ok(PutStep::Pending(_)) => {}
-            Err(_) => break,
+            Ok(PutStep::Pending(_)) => {
+                reply = Reply::Waiting;
+            }
+            Err(_) => {
+                reply = Reply::Failed;
+                break;
+            }
         }
     }
     state.puts().cancel_put(progress);
-    Reply::Failed
+    reply
 }
 
 fn locate(state: &mut State, now: Moment, key: usize) -> Reply {
     if state.is_recovering(now) {
-        return Reply::Failed;
+        return Reply::Waiting;
     }
     let options = LocateOptions { has_lease: true, has_fence: true };
     let mut located = state.locate(now, &TenantId::default(), &[key_name(key)], options);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use mooncake_base::Moment;
 use mooncake_election::View;
 
-use super::{Simulation, node::Part};
+use super::{Simulation, node::Part, plan::Faults};
 
 impl Simulation {
     /// Lets a fault happen now and then.
@@ -13,11 +13,16 @@ impl Simulation {
         let faults = self.plan.faults.clone();
         for index in 0..self.nodes.len() {
             if self.happens(faults.stop) {
-                self.nodes[index].stopped_until = self.now + self.milliseconds(3500);
+                let longest = if self.chance(3) { 8000 } else { 3500 };
+                self.nodes[index].stopped_until = self.now + self.milliseconds(longest);
             }
             if self.happens(faults.kill) {
                 let pause = self.milliseconds(1500);
                 self.kill(index, pause);
+            }
+            if self.happens(faults.shutdown) {
+                let pause = self.milliseconds(1500);
+                self.shut_down(index, pause);
             }
             if self.happens(faults.power_loss) {
                 self.lose_power(index);
@@ -28,13 +33,27 @@ impl Simulation {
             if self.happens(faults.service_cut) {
                 self.nodes[index].service_cut_until = self.now + self.milliseconds(2500);
             }
+            if self.happens(faults.clock_stop) {
+                let until = self.now + self.milliseconds(5000);
+                self.nodes[index].stop_clock(self.now, until);
+            }
+            if self.happens(faults.isolation) {
+                self.isolate(index);
+            }
             for other in 0..index {
                 if self.happens(faults.partition) {
                     let until = self.now + self.milliseconds(4000);
-                    self.nodes[index].cut_until[other] = until;
-                    self.nodes[other].cut_until[index] = until;
+                    self.cut(index, other, until);
                 }
             }
+        }
+        if self.happens(faults.handover) {
+            self.ask_for_handover();
+        }
+        if self.happens(faults.reset)
+            && let Some(connection) = self.any_connection()
+        {
+            self.wire.connections.remove(&connection);
         }
         if self.happens(faults.service_away) {
             self.service_away_until = self.now + self.milliseconds(2500);
@@ -48,14 +67,35 @@ impl Simulation {
         Ok(())
     }
 
+    /// Cuts a member off from the others and from the service, so that only clients reach it.
+    pub(super) fn isolate(&mut self, index: usize) {
+        let until = self.now + self.milliseconds(4000);
+        self.nodes[index].service_cut_until = until;
+        for other in (0..self.nodes.len()).filter(|other| *other != index) {
+            self.cut(index, other, until);
+        }
+    }
+
+    fn any_connection(&mut self) -> Option<u64> {
+        let open = &self.wire.connections;
+        let at = self.random.below(open.len().max(1));
+        open.keys().nth(at).copied()
+    }
+
+    fn cut(&mut self, one: usize, other: usize, until: Moment) {
+        self.nodes[one].cut_until[other] = until;
+        self.nodes[other].cut_until[one] = until;
+    }
+
     /// Ends all faults.
     pub(super) fn heal(&mut self) {
         self.service_away_until = Moment::default();
-        (self.plan.faults.late, self.plan.faults.lost) = (0, 0);
+        self.plan.faults = Faults::default();
         for node in &mut self.nodes {
             node.stopped_until = Moment::default();
             node.starts_at = Moment::default();
             node.service_cut_until = Moment::default();
+            node.clock_stands_until = Moment::default();
             node.cut_until = vec![Moment::default(); 3];
         }
     }
@@ -114,6 +154,11 @@ impl Simulation {
         self.nodes[index].disk.wipe();
         let member = self.nodes[index].member.clone();
         self.history.record_damage(&member);
+    }
+
+    /// Returns whether a log is synced in this step.
+    pub(super) fn syncs(&mut self) -> bool {
+        self.plan.sync_steps().is_some_and(|steps| self.chance(steps))
     }
 
     pub(super) fn happens(&mut self, one_in: usize) -> bool {

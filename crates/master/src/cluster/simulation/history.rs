@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use mooncake_base::{Moment, TenantId, Version};
+use mooncake_proto::v1::LogMark;
 
-use super::{Simulation, client::PAGE};
+use super::{Simulation, client::CLIENTS, plan::Plan};
 use crate::state::State;
 
 /// Number of keys, of which the first ones are never evicted.
@@ -27,8 +28,16 @@ pub(super) struct History {
     versions: BTreeMap<Version, u32>,
     /// Reads under way: by client, the key and what it may have had since the read began.
     reads: BTreeMap<usize, (usize, Option<BTreeSet<Value>>)>,
+    page_bytes: u64,
+    /// Clocks stand still, so that a former leader may answer reads. What holds then is that a client
+    /// which has changed a key itself never reads what the key had before.
+    pub(super) own_keys_only: bool,
     /// The put that wrote a page of the pool's memory last.
     memory: BTreeMap<u64, u32>,
+    /// Where the bytes of each put were written.
+    places: BTreeMap<u32, Vec<(u64, u64)>>,
+    /// What clients were told of the log: all frames before are at every member of the set.
+    mark: Option<LogMark>,
     puts: u32,
     /// The highest view in which a call was answered.
     view: u64,
@@ -39,12 +48,16 @@ pub(super) struct History {
 }
 
 impl History {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(plan: &Plan) -> Self {
         Self {
             allowed: vec![Some(BTreeSet::from([Value::Absent])); KEYS],
             versions: BTreeMap::new(),
             reads: BTreeMap::new(),
+            page_bytes: plan.page_bytes,
+            own_keys_only: plan.faults.clock_stop > 0,
             memory: BTreeMap::new(),
+            places: BTreeMap::new(),
+            mark: None,
             puts: 0,
             view: 0,
             whole: BTreeSet::new(),
@@ -65,6 +78,11 @@ impl History {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Records where a put writes.
+    pub(super) fn record_places(&mut self, put: u32, places: &[(u64, u64)]) {
+        self.places.insert(put, places.to_vec());
     }
 
     /// Records that a key may have a value from now on.
@@ -108,7 +126,9 @@ impl History {
     ) -> Result<Value, String> {
         let Some((key, seen)) = self.reads.remove(&client) else { return Ok(Value::Absent) };
         let value = self.value_of(version)?;
-        check(key, seen.as_ref(), value)?;
+        if !self.own_keys_only || key % CLIENTS == client {
+            check(key, seen.as_ref(), value)?;
+        }
         Ok(value)
     }
 
@@ -120,7 +140,7 @@ impl History {
 
     /// Writes the bytes of a put.
     pub(super) fn write(&mut self, places: &[(u64, u64)], put: u32) {
-        for page in pages(places) {
+        for page in pages(places, self.page_bytes) {
             self.memory.insert(page, put);
         }
     }
@@ -128,7 +148,11 @@ impl History {
     /// Checks the bytes of a value.
     pub(super) fn check_bytes(&self, places: &[(u64, u64)], value: Value) -> Result<(), String> {
         let Value::Put(put) = value else { return Ok(()) };
-        for page in pages(places) {
+        // A former leader grants fences that no other knows of.
+        if self.own_keys_only {
+            return Ok(());
+        }
+        for page in pages(places, self.page_bytes) {
             let found = self.memory.get(&page);
             if found != Some(&put) {
                 return Err(format!("wrong bytes: {found:?} was read for {put} at {page:#x}"));
@@ -139,10 +163,10 @@ impl History {
 
     /// Records an answer. No answer of an earlier view comes after one of a later view.
     pub(super) fn record_answer(&mut self, view: u64) -> Result<(), String> {
-        if view < self.view {
+        if view < self.view && !self.own_keys_only {
             return Err(format!("answered in view {view} after an answer in view {}", self.view));
         }
-        self.view = view;
+        self.view = self.view.max(view);
         Ok(())
     }
 
@@ -159,9 +183,30 @@ impl History {
 
     /// Forgets everything: all members that had it are gone, or all clients' memory is.
     pub(super) fn forget(&mut self) {
+        self.mark = None;
         for key in 0..KEYS {
             self.allowed[key] = None;
             self.extend_reads(key);
+        }
+    }
+
+    /// Records what clients were told of the log.
+    pub(super) fn record_mark(&mut self, mark: &LogMark) {
+        let is_same = |known: &&LogMark| known.timeline == mark.timeline;
+        let known = self.mark.as_ref().filter(is_same).map_or(0, |known| known.synced_frame);
+        if known < mark.synced_frame {
+            self.mark = Some(mark.clone());
+        }
+    }
+
+    /// Checks that the log of a member that may lead has what clients were told of.
+    pub(super) fn check_log(&self, timeline_id: [u8; 16], next_frame: u64) -> Result<(), String> {
+        let timeline = u128::from_le_bytes(timeline_id) as u64;
+        match &self.mark {
+            Some(mark) if mark.timeline == timeline && next_frame < mark.synced_frame => {
+                Err(format!("lacks frames from {next_frame} on, clients know {mark:?}"))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -194,12 +239,17 @@ impl History {
         }
     }
 
-    /// Compares the state of a new leader with what was acknowledged.
+    /// Compares the state of a leader with what was acknowledged, and with the memory of the pool.
     pub(super) fn check_state(&self, state: &State, now: Moment) -> Result<(), String> {
         for (key, allowed) in self.allowed.iter().enumerate() {
             let view = state.view_object(now, &TenantId::default(), key_name(key).as_bytes());
             let value = self.value_of(view.ok().and_then(|view| view.version))?;
-            check(key, allowed.as_ref(), value).map_err(|why| format!("a new leader: {why}"))?;
+            check(key, allowed.as_ref(), value).map_err(|why| format!("a leader: {why}"))?;
+            if let Value::Put(put) = value
+                && let Some(places) = self.places.get(&put)
+            {
+                self.check_bytes(places, value)?;
+            }
         }
         Ok(())
     }
@@ -228,6 +278,7 @@ fn check(key: usize, allowed: Option<&BTreeSet<Value>>, value: Value) -> Result<
     }
 }
 
-fn pages(places: &[(u64, u64)]) -> impl Iterator<Item = u64> {
-    places.iter().flat_map(|&(address, length)| (address..address + length).step_by(PAGE as usize))
+fn pages(places: &[(u64, u64)], page_bytes: u64) -> impl Iterator<Item = u64> {
+    let step = page_bytes as usize;
+    places.iter().flat_map(move |&(address, length)| (address..address + length).step_by(step))
 }

@@ -16,10 +16,11 @@ use mooncake_proto::{
 
 use super::{
     Simulation, TTL,
+    bugs::{Bug, Bugs},
     client::{Call, Client, Reply, execute, rules},
+    handover::Handover,
     leads_in,
     node::{HangingWrite, Part, Process},
-    plan::Bug,
     standby::{SILENCE_MAX, Standby},
     wire::{Message, ServiceAnswer, ServiceCall},
 };
@@ -49,14 +50,15 @@ pub(super) struct Leader {
     pub(super) view: View,
     guarded: GuardedState,
     membership: Membership,
-    own: MemberId,
+    pub(super) own: MemberId,
     supervision: Supervision,
     standbys: BTreeMap<u64, Shipping>,
     /// A change of the set that the service was asked for.
-    change: Option<OpenChange>,
+    pub(super) change: Option<OpenChange>,
     /// The state was compared with what clients know.
     is_checked: bool,
     is_announced: bool,
+    pub(super) handover: Option<Handover>,
     announce_at: Moment,
     /// Answers that wait for the log.
     answers: Vec<Answer>,
@@ -89,11 +91,11 @@ enum ShippingStage {
 
 /// A change of the set whose outcome is awaited.
 #[derive(Debug)]
-struct OpenChange {
-    change: Change,
-    until: Moment,
+pub(super) struct OpenChange {
+    pub(super) change: Change,
+    pub(super) until: Moment,
     /// The change failed, and the service was asked for the set.
-    is_reading: bool,
+    pub(super) is_reading: bool,
 }
 
 /// An answer that waits.
@@ -117,11 +119,29 @@ impl Leader {
         self.answers.iter().any(|answer| (answer.client, answer.number) == (client, number))
     }
 
+    /// Returns whether any answer waits.
+    pub(super) fn owes_any(&self) -> bool {
+        !self.answers.is_empty()
+    }
+
+    /// Takes out the answers that will not be given: by client, the number of the call.
+    pub(super) fn take_answers(&mut self) -> Vec<(usize, u64)> {
+        self.answers.drain(..).map(|answer| (answer.client, answer.number)).collect()
+    }
+
+    /// Tells the standbys of leases.
+    pub(super) fn tell_leases(&mut self) {
+        self.guarded.tell_leases(&mut self.sweep);
+    }
+
     /// Runs a slice of a call. Returns the position for which its answer waits.
-    fn run<R>(&self, bug: Option<Bug>, slice: impl FnOnce(&mut State) -> R) -> (R, u64) {
+    pub(super) fn run<R>(&self, bugs: Bugs, slice: impl FnOnce(&mut State) -> R) -> (R, u64) {
         let slice = self.guarded.run(|state| {
-            if bug == Some(Bug::ReusesUnconfirmed) {
+            if bugs.has(Bug::ReusesUnconfirmed) {
                 state.confirm_synced(u64::MAX);
+            }
+            if bugs.has(Bug::FencesUnconfirmed) {
+                state.confirm_durable(u64::MAX);
             }
             slice(state)
         });
@@ -129,17 +149,17 @@ impl Leader {
     }
 
     /// Returns what clients hear of the log.
-    pub(super) fn mark(&self, bug: Option<Bug>) -> Option<LogMark> {
+    pub(super) fn mark(&self, bugs: Bugs) -> Option<LogMark> {
         let mut mark = self.guarded.log_mark()?;
-        if bug == Some(Bug::MarksOwnLog) {
+        if bugs.has(Bug::MarksOwnLog) {
             self.journal().sync_now();
             mark.synced_frame = self.journal().end_frame();
         }
         Some(mark)
     }
 
-    fn outcome(&self, position: u64, bug: Option<Bug>) -> Option<BaseResult<()>> {
-        let by_any = bug == Some(Bug::AnyConfirmation) && position <= self.confirmed_by_any;
+    fn outcome(&self, position: u64, bugs: Bugs) -> Option<BaseResult<()>> {
+        let by_any = bugs.has(Bug::AnyConfirmation) && position <= self.confirmed_by_any;
         if by_any { Some(Ok(())) } else { self.journal().outcome(position) }
     }
 
@@ -174,7 +194,7 @@ impl Simulation {
         process: &mut Process,
         view: View,
     ) -> Result<(), String> {
-        let (bug, local) = (self.plan.bug, self.nodes[index].local(self.now));
+        let (bugs, local) = (self.plan.bugs, self.nodes[index].local(self.now));
         let failed = |error: Error| format!("member {index} cannot lead: {error}");
         let Some(required) = process.election.required_members(local) else { return Ok(()) };
         let Part::Following(standby) = mem::replace(&mut process.part, Part::None) else {
@@ -182,14 +202,14 @@ impl Simulation {
         };
         let Standby { log, mut membership, .. } = *standby;
         let own = MemberId::new(&process.member).map_err(failed)?;
-        let is_late = bug == Some(Bug::RequiresLate);
+        let is_late = bugs.has(Bug::RequiresLate);
         let required = if is_late { [own.clone()].into() } else { required };
         let clock: Arc<dyn Clock> = Arc::<super::node::NodeClock>::clone(&self.nodes[index].clock);
         let overrules_others = process.election.overrules_others();
         let required = others(&own, &required);
         let term = NewTerm { view, required, overrules_others, clock };
         let recovered = own_log::lead(log, &mut membership, term).map_err(failed)?;
-        process.set_complete(true, bug, local);
+        process.set_complete(true, bugs, local);
         if overrules_others {
             self.history.forget();
         }
@@ -200,10 +220,14 @@ impl Simulation {
             self.history.restart_views();
             self.clients.iter_mut().for_each(Client::restart_views);
         }
-        let rules = rules();
+        let rules = rules(self.plan.write_window);
         let quiet = if recovered.may_lack_end { rules.late_end() } else { Duration::ZERO };
         let seed = self.random.number();
-        let (state, restored) = State::restore(rules, seed, local, recovered.image, quiet);
+        let mut image = recovered.image;
+        if bugs.has(Bug::UsesRestingMemory) {
+            image.set_rest_logged();
+        }
+        let (state, restored) = State::restore(rules, seed, local, image, quiet);
         if restored.conflicts > 0 {
             return Err(format!("the log of member {index} grants memory twice: {restored:?}"));
         }
@@ -221,6 +245,7 @@ impl Simulation {
             change: None,
             is_checked: false,
             is_announced: false,
+            handover: None,
             announce_at: Moment::default(),
             answers: Vec::new(),
             sweep: LeaseSweep::default(),
@@ -232,23 +257,41 @@ impl Simulation {
 
     /// Stops to lead, and follows.
     pub(super) fn end_term(&mut self, index: usize, process: &mut Process) -> Result<(), String> {
-        let local = self.nodes[index].local(self.now);
-        let Part::Leading(leader) = mem::replace(&mut process.part, Part::None) else {
-            return Ok(());
+        match self.close_term(process) {
+            Some(membership) => self.follow_again(index, process, membership),
+            None => Ok(()),
+        }
+    }
+
+    /// Stops to lead.
+    pub(super) fn close_term(&mut self, process: &mut Process) -> Option<Membership> {
+        let part = mem::replace(&mut process.part, Part::None);
+        let Part::Leading(leader) = part else {
+            process.part = part;
+            return None;
         };
         for connection in leader.standbys.keys() {
-            self.wire.connections.remove(connection);
+            self.close_connection(*connection);
         }
         leader.journal().retire();
-        let mut membership = leader.membership;
-        drop(leader.guarded);
         process.election.resign();
+        Some(leader.membership)
+    }
+
+    /// Lets a member follow that has led.
+    pub(super) fn follow_again(
+        &mut self,
+        index: usize,
+        process: &mut Process,
+        membership: Membership,
+    ) -> Result<(), String> {
+        let (local, mut membership) = (self.nodes[index].local(self.now), membership);
         process.election.restart(membership.history(), local);
         let directory = Arc::clone(&process.directory);
         let log = own_log::open(directory, self.plan.sync, &mut membership)
             .map_err(|error| format!("member {index} cannot follow: {error}"))?;
         if !membership.is_complete() {
-            process.set_complete(false, self.plan.bug, local);
+            process.set_complete(false, self.plan.bugs, local);
         }
         process.part = Part::Following(Box::new(Standby::new(log, membership)));
         Ok(())
@@ -261,9 +304,9 @@ impl Simulation {
         process: &mut Process,
     ) -> Result<(), String> {
         let (now, local) = (self.now, self.nodes[index].local(self.now));
-        let (writes, syncs) = (self.chance(4), self.chance(5));
+        let (writes, syncs) = (self.chance(3), self.syncs());
         let Part::Leading(leader) = &mut process.part else { return Ok(()) };
-        let (expired, _) = leader.run(self.plan.bug, |state| {
+        let (expired, _) = leader.run(self.plan.bugs, |state| {
             state.advance(local);
             !state.take_expired().is_empty()
         });
@@ -273,7 +316,11 @@ impl Simulation {
         // Before the clients have announced their memory, its objects are hidden. The state of a leader
         // whose lease is over is of no interest.
         let leads = leads_in(&process.election, leader.view, local);
-        if leads && !leader.is_checked && !leader.guarded.look().is_recovering(local) {
+        let is_checked = leader.is_checked && self.random.below(5) > 0;
+        // Where clocks stand still, a former leader may take itself for the present one.
+        let view = self.service.snapshot(now).leader.map(|leader| leader.view);
+        let leads = leads && (!self.history.own_keys_only || view == Some(leader.view));
+        if leads && !is_checked && !leader.guarded.look().is_recovering(local) {
             leader.is_checked = true;
             self.history.check_state(&leader.guarded.look(), local)?;
         }
@@ -299,7 +346,7 @@ impl Simulation {
         {
             leader.journal().require_standbys(&others(&leader.own, &required));
         }
-        leader.guarded.tell_leases(&mut leader.sweep);
+        leader.tell_leases();
         if self.chance(400) {
             let Part::Leading(leader) = &process.part else { return Ok(()) };
             leader.take_snapshot(local).map_err(|error| format!("no snapshot: {error}"))?;
@@ -307,7 +354,8 @@ impl Simulation {
         self.ship(process);
         self.supervise(index, process);
         self.announce(index, process);
-        self.answer(index, process)
+        self.answer(index, process)?;
+        self.step_handover(index, process)
     }
 
     fn announce(&mut self, index: usize, process: &mut Process) {
@@ -380,15 +428,18 @@ impl Simulation {
     /// Takes a message of a standby.
     pub(super) fn receive_from_standby(
         &mut self,
+        index: usize,
         process: &mut Process,
         connection: u64,
         message: FromStandby,
     ) -> Result<(), String> {
-        let now = self.now;
+        let (now, local) = (self.now, self.nodes[index].local(self.now));
         let Part::Leading(leader) = &mut process.part else {
             self.wire.connections.remove(&connection);
             return Ok(());
         };
+        let is_valid = leads_in(&process.election, leader.view, local);
+        self.outcome.late_attaches += u64::from(!is_valid && message.attach.is_some());
         let new = || Shipping {
             stage: ShippingStage::Open,
             heard: now,
@@ -399,6 +450,9 @@ impl Simulation {
         let shipping = leader.standbys.entry(connection).or_insert_with(new);
         shipping.heard = now;
         let outcome = match (message, &shipping.stage) {
+            (FromStandby { attach: Some(_), .. }, ShippingStage::Open) if !is_valid => {
+                Err(Error::closed("the lease is over"))
+            }
             (FromStandby { attach: Some(attach), .. }, ShippingStage::Open) => {
                 self.attach(leader, connection, attach)
             }
@@ -521,6 +575,9 @@ impl Simulation {
             leader.supervision.end_change(&required, failed, journal, local);
             return;
         }
+        if matches!(leader.handover, Some(Handover::Narrowing(_))) || !leader.takes_calls() {
+            return;
+        }
         let journal = leader.guarded.journal().expect("a member has a log");
         let mut next = leader.supervision.begin_change(&required, journal, local);
         if self.plan.has(Bug::JoinsEarly) {
@@ -597,47 +654,63 @@ impl Simulation {
         number: u64,
         call: &Call,
     ) -> Result<(), String> {
-        let (bug, local) = (self.plan.bug, self.nodes[index].local(self.now));
-        let Part::Leading(leader) = &mut process.part else {
-            self.send(Message::Reply { client, number, view: 0, reply: Reply::Refused });
-            return Ok(());
+        let (bugs, local) = (self.plan.bugs, self.nodes[index].local(self.now));
+        let leader = match &mut process.part {
+            Part::Leading(leader) if leader.takes_calls() => leader,
+            _ => {
+                self.send(Message::Reply { client, number, view: 0, reply: Reply::Refused });
+                return Ok(());
+            }
         };
         let was_valid = leads_in(&process.election, leader.view, local);
         if let Call::Announce { mark: Some(mark), .. } = call
             && leader.guarded.has_lost_log(mark)
         {
-            leader.run(bug, |state| state.drop_recovered(local));
+            leader.run(bugs, |state| state.drop_recovered(local));
         }
-        let (reply, position) = leader.run(bug, |state| execute(state, local, client, call));
-        let starts_early = |is_prepared| is_prepared || bug == Some(Bug::ReusesUnconfirmed);
+        let appended = leader.journal().appended();
+        let (reply, position) = leader.run(bugs, |state| execute(state, local, client, call));
+        let is_fence_recorded =
+            matches!(call, Call::Locate { .. }) && leader.journal().appended() > appended;
+        let starts_early = |is_prepared| {
+            is_prepared || bugs.has(Bug::ReusesUnconfirmed) || bugs.has(Bug::StartsUnlogged)
+        };
+        self.outcome.prepared +=
+            u64::from(matches!(reply, Reply::Started { is_prepared: true, .. }));
         let position = match reply {
             Reply::Started { is_prepared, .. } if starts_early(is_prepared) => 0,
+            _ if !call.waits_for_log() => 0,
             _ => position,
         };
         leader.answers.push(Answer { client, number, position, reply, was_valid });
+        if is_fence_recorded && self.happens(self.plan.faults.fence_isolation) {
+            self.isolate(index);
+        }
         Ok(())
     }
 
     /// Sends the answers that need not wait any more.
     fn answer(&mut self, index: usize, process: &mut Process) -> Result<(), String> {
-        let (bug, local) = (self.plan.bug, self.nodes[index].local(self.now));
+        let (bugs, local) = (self.plan.bugs, self.nodes[index].local(self.now));
         let Part::Leading(leader) = &mut process.part else { return Ok(()) };
         let is_valid = leads_in(&process.election, leader.view, local);
         let view = leader.view.0;
         for answer in mem::take(&mut leader.answers) {
             let Answer { client, number, position, was_valid, .. } = answer;
-            let Some(outcome) = leader.outcome(position, bug) else {
+            let Some(outcome) = leader.outcome(position, bugs) else {
                 leader.answers.push(answer);
                 continue;
             };
-            let is_checked_early = bug == Some(Bug::ChecksLeaseEarly);
+            let is_checked_early = bugs.has(Bug::ChecksLeaseEarly);
             if !(is_valid || is_checked_early && was_valid) {
                 continue;
             }
             let reply = match (outcome, answer.reply) {
                 (Err(_), _) => Reply::Failed,
                 (Ok(()), Reply::Announced { is_known, .. }) => {
-                    Reply::Announced { is_known, mark: leader.mark(bug) }
+                    let mark = leader.mark(bugs);
+                    mark.iter().for_each(|mark| self.history.record_mark(mark));
+                    Reply::Announced { is_known, mark }
                 }
                 (Ok(()), reply) => reply,
             };

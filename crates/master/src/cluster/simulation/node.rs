@@ -17,9 +17,10 @@ use mooncake_election::{
 
 use super::{
     Simulation, TTL,
+    bugs::{Bug, Bugs},
+    handover::Abstaining,
     leader::Leader,
     leads_in,
-    plan::Bug,
     standby::Standby,
     wire::{Inbox, Message, ServiceAnswer, ServiceCall},
 };
@@ -45,6 +46,11 @@ pub(super) struct Node {
     pub(super) disk: SimulatedDisk,
     pub(super) clock: Arc<NodeClock>,
     offset: Duration,
+    /// Since when the clock stands still.
+    clock_stands_since: Option<Moment>,
+    pub(super) clock_stands_until: Moment,
+    /// Time that the clock has missed.
+    clock_missed: Duration,
     /// Speed of the clock in thousandths.
     rate: u32,
     pub(super) process: Option<Box<Process>>,
@@ -77,8 +83,9 @@ pub(super) struct Process {
     pub(super) member: String,
     pub(super) directory: Arc<Directory>,
     pub(super) election: Election,
-    /// What the service held when it last told.
+    /// What the service held when it last told, and when it told of a leader before this one.
     pub(super) known: Snapshot,
+    pub(super) known_before: Snapshot,
     pub(super) part: Part,
 }
 
@@ -87,6 +94,8 @@ pub(super) struct Process {
 pub(super) enum Part {
     Following(Box<Standby>),
     Leading(Box<Leader>),
+    /// It has handed over.
+    Abstaining(Box<Abstaining>),
     /// While it changes.
     None,
 }
@@ -98,6 +107,9 @@ impl Node {
             disk: SimulatedDisk::default(),
             clock: Arc::default(),
             offset: Duration::from_millis(random.below(10_000) as u64),
+            clock_stands_since: None,
+            clock_stands_until: Moment::default(),
+            clock_missed: Duration::ZERO,
             rate: 955 + random.below(91) as u32,
             process: None,
             member: String::new(),
@@ -113,7 +125,23 @@ impl Node {
 
     /// The time of the machine.
     pub(super) fn local(&self, now: Moment) -> Moment {
-        Moment::from_boot(now.since_boot() * self.rate / 1000 + self.offset)
+        let shown = self.clock_stands_since.unwrap_or(now).since_boot() - self.clock_missed;
+        Moment::from_boot(shown * self.rate / 1000 + self.offset)
+    }
+
+    /// Lets the clock of the machine stand still, as that of a virtual machine may.
+    pub(super) fn stop_clock(&mut self, now: Moment, until: Moment) {
+        self.clock_stands_since.get_or_insert(now);
+        self.clock_stands_until = until;
+    }
+
+    /// Lets a clock that stood still go on.
+    fn run_clock(&mut self, now: Moment) {
+        if self.clock_stands_until.has_passed(now)
+            && let Some(since) = self.clock_stands_since.take()
+        {
+            self.clock_missed += now.since(since);
+        }
     }
 
     pub(super) fn role(&self, now: Moment) -> Option<Role> {
@@ -132,7 +160,7 @@ impl Node {
         let part = match &process.part {
             Part::Following(standby) => format!("follows at {:?}", standby.log.place().1),
             Part::Leading(leader) => format!("leads at {}", leader.journal().end_frame()),
-            Part::None => "changes".to_owned(),
+            Part::Abstaining(_) | Part::None => "changes".to_owned(),
         };
         let role = process.election.role(self.local(now));
         format!("{} {}: {part}, {role:?}", self.index, process.member)
@@ -140,13 +168,31 @@ impl Node {
 }
 
 impl Process {
-    pub(super) fn set_complete(&mut self, is_complete: bool, bug: Option<Bug>, now: Moment) {
-        let may_bid = is_complete || bug == Some(Bug::IncompleteBids);
+    /// Takes what the service has told. A read and a watch may tell in any order.
+    fn learn(&mut self, snapshot: Snapshot) {
+        let before = mem::replace(&mut self.known, snapshot);
+        let served = leader_in(&before);
+        if served.is_some() && served != leader_in(&self.known) {
+            self.known_before = before;
+        }
+    }
+
+    pub(super) fn set_complete(&mut self, is_complete: bool, bugs: Bugs, now: Moment) {
+        let may_bid = is_complete || bugs.has(Bug::IncompleteBids);
         self.election.set_complete(may_bid, now);
     }
 }
 
 impl Simulation {
+    /// Ends a process as an operator does: a leader gives its lease back.
+    pub(super) fn shut_down(&mut self, index: usize, pause: Duration) {
+        if let Some(mut process) = self.nodes[index].process.take() {
+            process.election.resign();
+            self.poll_election(index, &mut process);
+        }
+        self.kill(index, pause);
+    }
+
     fn start_process(&mut self, index: usize) -> Result<(), String> {
         let seed = self.random.number();
         let node = &mut self.nodes[index];
@@ -165,8 +211,9 @@ impl Simulation {
         let part = Part::Following(Box::new(Standby::new(log, membership)));
         let known = Snapshot::default();
         node.member.clone_from(&member);
-        let mut process = Process { member, directory, election, known, part };
-        process.set_complete(is_complete, self.plan.bug, local);
+        let known_before = known.clone();
+        let mut process = Process { member, directory, election, known, known_before, part };
+        process.set_complete(is_complete, self.plan.bugs, local);
         node.process = Some(Box::new(process));
         self.tell(index);
         Ok(())
@@ -188,6 +235,7 @@ impl Simulation {
     /// Lets a process do what it does in a step.
     pub(super) fn step_node(&mut self, index: usize) -> Result<(), String> {
         let node = &mut self.nodes[index];
+        node.run_clock(self.now);
         let local = node.local(self.now);
         node.clock.0.store(local.since_boot().as_nanos() as u64, Ordering::Relaxed);
         if node.process.is_none() {
@@ -225,6 +273,7 @@ impl Simulation {
         match &process.part {
             Part::Following(_) => self.step_standby(index, &mut process)?,
             Part::Leading(_) => self.step_leader(index, &mut process)?,
+            Part::Abstaining(_) => self.step_abstaining(index, &mut process)?,
             Part::None => {}
         }
         if !role_is_first {
@@ -245,18 +294,18 @@ impl Simulation {
             Message::FromService { answer, .. } => match answer {
                 ServiceAnswer::Election(number, answer) => {
                     if let Answer::Snapshot(snapshot) = &answer {
-                        process.known = snapshot.clone();
+                        process.learn(snapshot.clone());
                     }
                     process.election.answer(number, answer, local);
                 }
                 ServiceAnswer::Watched(snapshot) => {
                     process.election.observe(&snapshot, local);
-                    process.known = snapshot;
+                    process.learn(snapshot);
                 }
                 answer => self.receive_outcome(index, process, answer),
             },
             Message::ToLeader { connection, message } => {
-                self.receive_from_standby(process, connection, message)?;
+                self.receive_from_standby(index, process, connection, message)?;
             }
             Message::ToStandby { connection, message } => {
                 self.receive_from_leader(index, process, connection, message);
@@ -264,12 +313,12 @@ impl Simulation {
             Message::Call { client, number, call, .. } => {
                 self.execute(index, process, client, number, &call)?;
             }
-            Message::ToService { .. } | Message::Reply { .. } => {}
+            Message::ToService { .. } | Message::Reply { .. } | Message::Broken { .. } => {}
         }
         Ok(())
     }
 
-    fn poll_election(&mut self, index: usize, process: &mut Process) {
+    pub(super) fn poll_election(&mut self, index: usize, process: &mut Process) {
         let local = self.nodes[index].local(self.now);
         let boot = self.nodes[index].boots;
         while let Step::Call(call) = process.election.poll(local) {

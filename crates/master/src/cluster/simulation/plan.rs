@@ -4,78 +4,74 @@ use std::time::Duration;
 
 use mooncake_base::random::SplitMix64;
 
+use super::{
+    TICK,
+    bugs::{Bug, Bugs},
+};
 use crate::journal::LogSync;
 
-/// A rule that a run leaves out, to see that its absence is found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Bug {
-    /// A change is acknowledged once any member has confirmed it.
-    AnyConfirmation,
-    /// Changes stop to wait for a silent member before the lease service has taken it out.
-    ShrinksFirst,
-    /// A standby goes on from its place without a comparison of views.
-    AttachesBlindly,
-    /// Freed memory is granted again before the standbys have the record of its release.
-    ReusesUnconfirmed,
-    /// A member that may lack changes takes part in the election.
-    IncompleteBids,
-    /// The lease is checked when a call is executed, and not when it is answered.
-    ChecksLeaseEarly,
-    /// Clients hear of the frames that the leader has, and not of those that all members have.
-    MarksOwnLog,
-    /// The first changes of a leader do not wait for standbys.
-    RequiresLate,
-    /// A member joins the set before it has the changes that were acknowledged without it.
-    JoinsEarly,
-}
+/// Bytes of a page in most runs. All fences are short then.
+pub(super) const SMALL_PAGE: u64 = 4096;
 
-impl Bug {
-    pub(super) const ALL: [Self; 9] = [
-        Self::AnyConfirmation,
-        Self::ShrinksFirst,
-        Self::AttachesBlindly,
-        Self::ReusesUnconfirmed,
-        Self::IncompleteBids,
-        Self::ChecksLeaseEarly,
-        Self::MarksOwnLog,
-        Self::RequiresLate,
-        Self::JoinsEarly,
-    ];
-}
+/// Bytes of a page in runs with fences of up to four seconds: no bytes are moved, so that they cost
+/// nothing.
+pub(super) const LARGE_PAGE: u64 = 30 << 20;
+
+/// Write windows. Within a long one another master may take over, and grant memory.
+pub(super) const SHORT_WINDOW: Duration = Duration::from_millis(400);
+pub(super) const LONG_WINDOW: Duration = Duration::from_secs(4);
 
 /// The plan of a run.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
     pub(super) seed: u64,
-    pub(super) bug: Option<Bug>,
+    pub(super) bugs: Bugs,
     pub(super) members: usize,
     pub(super) copies: usize,
     pub(super) sync: LogSync,
     /// Time after which a silent member is taken out of the set.
     pub(super) timeout: Duration,
+    /// Time within which a client writes what it puts.
+    pub(super) write_window: Duration,
+    /// Bytes of a page: the lengths of objects are counted in pages.
+    pub(super) page_bytes: u64,
     pub(super) faults: Faults,
 }
 
 /// How rare faults are: each happens at one step of so many, to one process or pair of them; 0: never.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Faults {
     pub(super) stop: usize,
     pub(super) kill: usize,
+    /// A process is ended in order: a leader gives its lease back.
+    pub(super) shutdown: usize,
+    /// The leader is asked to hand over.
+    pub(super) handover: usize,
     /// A leader is killed while it writes: the standbys have what its file has not.
     pub(super) hanging_write: usize,
     pub(super) power_loss: usize,
     pub(super) wipe: usize,
     pub(super) partition: usize,
+    /// A member reaches neither the others nor the service; only clients reach it.
+    pub(super) isolation: usize,
+    /// The same, for a leader whose log is to have the record of a longer fence: at one record of so many.
+    pub(super) fence_isolation: usize,
+    /// A connection between members breaks.
+    pub(super) reset: usize,
+    /// The clock of a machine stands still, so that no lease ends there.
+    pub(super) clock_stop: usize,
     pub(super) service_cut: usize,
     pub(super) service_away: usize,
     pub(super) service_emptied: usize,
     /// One message of so many.
     pub(super) late: usize,
     pub(super) lost: usize,
+    /// One message between members of so many has a bit that is another one.
+    pub(super) damaged: usize,
 }
 
 impl Plan {
-    pub(super) fn new(seed: u64, bug: Option<Bug>) -> Self {
+    pub(super) fn new(seed: u64, bugs: Bugs) -> Self {
         let random = &mut SplitMix64::new(!seed);
         let members = 2 + random.below(2);
         let copies = if members > 2 && random.below(3) == 0 { 3 } else { 2 };
@@ -101,50 +97,36 @@ impl Plan {
             late: rarity(20),
             lost: rarity(40),
             hanging_write: rarity(300),
+            clock_stop: 0,
+            reset: rarity(300),
+            shutdown: rarity(600),
+            handover: rarity(200),
+            damaged: rarity(200),
+            isolation: rarity(1000),
+            fence_isolation: rarity(8),
         };
         let timeout = Duration::from_millis(200);
-        let plan = Self { seed, bug, members, copies, sync, timeout, faults };
-        bug.map_or_else(|| plan.clone(), |bug| plan.clone().focused(bug))
+        let page_bytes = if random.below(6) == 0 { LARGE_PAGE } else { SMALL_PAGE };
+        let write_window = if random.below(4) == 0 { LONG_WINDOW } else { SHORT_WINDOW };
+        let plan =
+            Self { seed, bugs, members, copies, sync, timeout, write_window, page_bytes, faults };
+        match bugs.0 {
+            [] => plan,
+            [bug, ..] => plan.focused(*bug),
+        }
     }
 
-    /// The plan with the faults that a planted bug needs, so that few runs find it.
-    fn focused(mut self, bug: Bug) -> Self {
-        let none = Faults {
-            stop: 0,
-            kill: 0,
-            hanging_write: 0,
-            power_loss: 0,
-            wipe: 0,
-            partition: 0,
-            service_cut: 0,
-            service_away: 0,
-            service_emptied: 0,
-            late: 10,
-            lost: 0,
-        };
-        self.timeout = Duration::from_millis(800);
-        (self.members, self.copies) = (3, 3);
-        self.faults = match bug {
-            Bug::AnyConfirmation | Bug::ReusesUnconfirmed | Bug::MarksOwnLog => {
-                Faults { kill: 150, partition: 60, ..none }
-            }
-            Bug::ShrinksFirst => {
-                self.timeout = Duration::from_millis(200);
-                Faults { kill: 200, partition: 60, service_cut: 60, ..none }
-            }
-            Bug::AttachesBlindly => Faults { kill: 80, late: 4, ..none },
-            Bug::IncompleteBids => {
-                self.sync = LogSync::Interval(Duration::from_millis(100));
-                Faults { power_loss: 150, ..none }
-            }
-            Bug::ChecksLeaseEarly => Faults { stop: 100, ..none },
-            Bug::RequiresLate => Faults { kill: 100, partition: 100, ..none },
-            Bug::JoinsEarly => Faults { kill: 60, partition: 40, late: 8, ..none },
-        };
-        self
+    /// Returns how many steps there are between two syncs of a log; `None`: it is never synced at an
+    /// interval.
+    pub(super) fn sync_steps(&self) -> Option<usize> {
+        match self.sync {
+            LogSync::Never => None,
+            LogSync::Always => Some(5),
+            LogSync::Interval(interval) => Some((interval.as_millis() / TICK.as_millis()) as usize),
+        }
     }
 
     pub(super) fn has(&self, bug: Bug) -> bool {
-        self.bug == Some(bug)
+        self.bugs.has(bug)
     }
 }

@@ -11,7 +11,11 @@ use super::{
     wire::Message,
 };
 use crate::{
-    cluster::{following::may_give_up_log, lease_notes, member::Membership},
+    cluster::{
+        following::{check_view, may_give_up_log},
+        lease_notes,
+        member::Membership,
+    },
     journal::{IncomingSnapshot, LogSync, StandbyLog, level::RecordLevel},
 };
 
@@ -75,7 +79,8 @@ impl Simulation {
         index: usize,
         process: &mut Process,
     ) -> Result<(), String> {
-        let leader = leader_in(&process.known);
+        let is_stale = self.chance(4);
+        let leader = leader_in(if is_stale { &process.known_before } else { &process.known });
         let Part::Following(standby) = &mut process.part else { return Ok(()) };
         let failed = |error: Error| format!("member {index}: {error}");
         let is_open = standby.link.as_ref().is_some_and(|link| {
@@ -101,7 +106,7 @@ impl Simulation {
                 self.send(Message::ToLeader { connection, message });
             }
         }
-        let syncs = self.plan.sync != LogSync::Never && self.chance(5);
+        let syncs = self.syncs();
         let compacts = self.chance(300);
         standby.maintain(syncs, compacts).map_err(failed)
     }
@@ -130,6 +135,12 @@ impl Simulation {
     ) -> Result<(), Error> {
         let (now, local) = (self.now, self.nodes[index].local(self.now));
         if let FromLeader { attached: Some(attached), .. } = message {
+            if let Part::Following(standby) = &process.part {
+                let heard = process.election.view_max();
+                let checked = check_view(&attached, heard, &standby.membership.views());
+                self.outcome.earlier_leaders += u64::from(checked.is_err());
+                checked?;
+            }
             return self.begin(process, attached, local);
         }
         let Part::Following(standby) = &mut process.part else { return Ok(()) };
@@ -171,7 +182,7 @@ impl Simulation {
                     let is_new = standby.membership.complete()?;
                     self.history.record_whole(standby.membership.member());
                     if is_new {
-                        process.set_complete(true, self.plan.bug, local);
+                        process.set_complete(true, self.plan.bugs, local);
                     }
                 }
                 Confirm { position: frames.position, next_frame }
@@ -190,13 +201,13 @@ impl Simulation {
         attached: Attached,
         local: Moment,
     ) -> Result<(), Error> {
-        let bug = self.plan.bug;
+        let bugs = self.plan.bugs;
         let timeline_id = attached.timeline_id[..].try_into().map_err(|_| Error::internal("id"))?;
         if attached.start() != Start::Place {
             let Part::Following(standby) = &mut process.part else { return Ok(()) };
             let is_empty = standby.log.is_empty();
             standby.membership.give_up_log(is_empty)?;
-            process.set_complete(false, bug, local);
+            process.set_complete(false, bugs, local);
             may_give_up_log(process.election.role(local))?;
             self.outcome.replaced_logs += u64::from(!is_empty);
             self.history.record_damage(&process.member);

@@ -4,30 +4,31 @@ use mooncake_base::requirement;
 
 use super::{
     Outcome, Simulation,
-    plan::{Bug, Plan},
+    bugs::{Bug, Bugs},
+    plan::{Faults, Plan},
 };
 
 /// Runs that each change is tested with.
 const RUNS: u64 = 300;
 
 /// Runs within which a planted bug must be found.
-const BUG_RUNS: u64 = 100;
+const BUG_RUNS: u64 = 300;
 
 /// Runs of a long test.
 const LONG_RUNS: u64 = 10_000;
 
-fn run(seed: u64, bug: Option<Bug>) -> Result<Outcome, String> {
-    Simulation::new(Plan::new(seed, bug)).run()
+fn run(seed: u64, bugs: Bugs) -> Result<Outcome, String> {
+    Simulation::new(Plan::new(seed, bugs)).run()
 }
 
 /// Runs seeds until one finds the planted bug. Returns what was found.
 #[track_caller]
-fn find(bug: Bug, seeds: u64) -> String {
+fn find(bugs: Bugs, seeds: u64) -> String {
     let is_unsafe = |why: &String| !why.contains("no client was served");
-    let found = (0..seeds)
-        .find_map(|seed| run(seed, Some(bug)).err().filter(is_unsafe).map(|why| (seed, why)));
-    let Some((seed, why)) = found else { panic!("{bug:?} was not found") };
-    println!("{bug:?}: seed {seed}: {why}");
+    let found =
+        (0..seeds).find_map(|seed| run(seed, bugs).err().filter(is_unsafe).map(|why| (seed, why)));
+    let Some((seed, why)) = found else { panic!("{bugs:?} was not found") };
+    println!("{bugs:?}: seed {seed}: {why}");
     why
 }
 
@@ -37,7 +38,7 @@ fn nothing_acknowledged_is_lost_and_one_master_leads() {
     let mut sum = Outcome::default();
     let mut failures = Vec::new();
     for seed in 0..runs {
-        match run(seed, None) {
+        match run(seed, Bugs::NONE) {
             Ok(outcome) => sum.add(&outcome),
             Err(why) => failures.push(format!("seed {seed}: {why}")),
         }
@@ -48,75 +49,112 @@ fn nothing_acknowledged_is_lost_and_one_master_leads() {
     assert!(leaders > 2 * runs && set_changes > 3 * runs, "{sum:?}");
     assert!(acknowledged > 15 * runs && reads > 8 * runs, "{sum:?}");
     assert!(sum.replaced_logs > 0 && sum.snapshots > 0 && sum.forced > 0, "{sum:?}");
-    assert!(sum.hanging_writes > 0, "{sum:?}");
+    assert!(sum.hanging_writes > 0 && sum.damaged > 0 && sum.handovers > 0, "{sum:?}");
+    assert!(sum.late_attaches > 0 && sum.prepared > 0, "{sum:?}");
     assert!(failures.is_empty(), "{} of {runs}:\n{}", failures.len(), failures.join("\n"));
-}
-
-/// In these runs a member lost power, followed to the end again, and was only killed later.
-#[test]
-fn member_that_has_followed_since_it_lost_power_may_lead() {
-    for seed in [6196, 9014] {
-        let mut plan = Plan::new(seed, None);
-        plan.faults.hanging_write = 0;
-        Simulation::new(plan).run().unwrap();
-    }
 }
 
 #[test]
 fn faults_that_show_a_bug_show_nothing_without_it() {
-    for bug in Bug::ALL {
+    for bugs in Bugs::ALL {
         for seed in 0..20 {
-            let plan = Plan { bug: None, ..Plan::new(seed, Some(bug)) };
+            let plan = Plan { bugs: Bugs::NONE, ..Plan::new(seed, bugs) };
             if let Err(why) = Simulation::new(plan).run() {
-                panic!("{bug:?}: seed {seed}: {why}");
+                panic!("{bugs:?}: seed {seed}: {why}");
             }
         }
     }
 }
 
 #[test]
+fn no_end_of_a_put_fails_because_of_hand_overs() {
+    let mut sum = Outcome::default();
+    for seed in 0..30 {
+        let faults = Faults { handover: 60, ..Faults::default() };
+        let plan = Plan { faults, ..Plan::new(seed, Bugs::NONE) };
+        sum.add(&Simulation::new(plan).run().unwrap());
+    }
+    assert!(sum.handovers > 60 && sum.acknowledged > 30 * 30, "{sum:?}");
+    assert_eq!(sum.failed_ends, 0, "{sum:?}");
+}
+
+#[test]
 fn confirmation_of_any_member_is_found() {
-    find(Bug::AnyConfirmation, BUG_RUNS);
+    find(Bugs(&[Bug::AnyConfirmation]), BUG_RUNS);
 }
 
 #[test]
 fn set_that_shrinks_before_the_transaction_is_found() {
-    find(Bug::ShrinksFirst, BUG_RUNS);
+    find(Bugs(&[Bug::ShrinksFirst]), BUG_RUNS);
 }
 
 #[test]
 fn standby_that_attaches_without_views_is_found() {
-    find(Bug::AttachesBlindly, BUG_RUNS);
+    find(Bugs(&[Bug::AttachesBlindly]), BUG_RUNS);
 }
 
 #[test]
 fn memory_reused_before_standbys_know_is_found() {
-    let why = find(Bug::ReusesUnconfirmed, BUG_RUNS);
+    let why = find(Bugs(&[Bug::ReusesUnconfirmed]), BUG_RUNS);
     assert!(why.contains("wrong bytes"), "{why}");
 }
 
 #[test]
 fn incomplete_member_that_bids_is_found() {
-    find(Bug::IncompleteBids, BUG_RUNS);
+    find(Bugs(&[Bug::IncompleteBids]), BUG_RUNS);
 }
 
 #[test]
 fn lease_checked_before_the_wait_is_found() {
-    let why = find(Bug::ChecksLeaseEarly, BUG_RUNS);
+    let why = find(Bugs(&[Bug::ChecksLeaseEarly]), BUG_RUNS);
     assert!(why.contains("after an answer in view"), "{why}");
 }
 
 #[test]
 fn mark_of_the_leader_alone_is_found() {
-    find(Bug::MarksOwnLog, BUG_RUNS);
+    find(Bugs(&[Bug::MarksOwnLog]), BUG_RUNS);
 }
 
 #[test]
 fn first_changes_that_wait_for_nobody_are_found() {
-    find(Bug::RequiresLate, BUG_RUNS);
+    find(Bugs(&[Bug::RequiresLate]), BUG_RUNS);
 }
 
 #[test]
 fn member_that_joins_before_it_has_everything_is_found() {
-    find(Bug::JoinsEarly, BUG_RUNS);
+    find(Bugs(&[Bug::JoinsEarly]), BUG_RUNS);
+}
+
+#[test]
+fn long_fence_that_standbys_do_not_know_is_found() {
+    let why = find(Bugs(&[Bug::FencesUnconfirmed]), BUG_RUNS);
+    assert!(why.contains("wrong bytes"), "{why}");
+}
+
+#[test]
+fn answer_of_an_earlier_view_that_a_client_takes_is_found() {
+    let why = find(Bugs(&[Bug::TakesEarlierViews]), BUG_RUNS);
+    assert!(why.contains("and not one of"), "{why}");
+}
+
+#[test]
+fn resting_memory_granted_by_the_next_leader_is_found() {
+    let why = find(Bugs(&[Bug::UsesRestingMemory]), BUG_RUNS);
+    assert!(why.contains("wrong bytes"), "{why}");
+}
+
+#[test]
+fn slow_write_of_a_put_that_standbys_do_not_know_is_found() {
+    let why = find(Bugs(&[Bug::StartsUnlogged]), BUG_RUNS);
+    assert!(why.contains("wrong bytes"), "{why}");
+}
+
+#[test]
+fn damaged_message_between_members_that_is_taken_is_found() {
+    find(Bugs(&[Bug::TrustsDamage]), BUG_RUNS);
+}
+
+#[test]
+fn hand_over_to_a_standby_that_lacks_changes_is_found() {
+    find(Bugs(&[Bug::HandsOverEarly]), BUG_RUNS);
 }

@@ -10,7 +10,7 @@ use mooncake_election::{
 use mooncake_proto::standby::{FromLeader, FromStandby};
 
 use super::{
-    Simulation,
+    Simulation, TICK,
     client::{Call, Reply},
 };
 
@@ -25,8 +25,10 @@ pub(super) enum Message {
     ToLeader { connection: u64, message: FromStandby },
     /// From a leader to its standby.
     ToStandby { connection: u64, message: FromLeader },
+    /// A connection between members breaks.
+    Broken { connection: u64 },
     /// From a client to the member that it takes for the leader.
-    Call { client: usize, to: usize, number: u64, call: Call },
+    Call { client: usize, to: usize, boot: u64, number: u64, call: Call },
     /// To a client, with the view of the answer.
     Reply { client: usize, number: u64, view: u64, reply: Reply },
 }
@@ -101,6 +103,12 @@ impl Simulation {
         number
     }
 
+    /// Closes a connection from the side of the leader: what was sent before still arrives.
+    pub(super) fn close_connection(&mut self, connection: u64) {
+        let at = self.in_order(connection, 1, self.now + TICK);
+        self.wire.push(at, Message::Broken { connection });
+    }
+
     /// Sends a message, which may be late or lost.
     pub(super) fn send(&mut self, message: Message) {
         let (late, lost) = (self.plan.faults.late, self.plan.faults.lost);
@@ -110,6 +118,7 @@ impl Simulation {
         let at = match &message {
             Message::ToLeader { connection, .. } => self.in_order(*connection, 0, at),
             Message::ToStandby { connection, .. } => self.in_order(*connection, 1, at),
+            Message::Broken { .. } => at,
             Message::ToService { from: node, .. } | Message::FromService { to: node, .. } => {
                 let is_cut = !self.nodes[*node].service_cut_until.has_passed(self.now)
                     || !self.service_away_until.has_passed(self.now);
@@ -136,6 +145,9 @@ impl Simulation {
             let later = at + self.milliseconds(1000);
             self.wire.push(later, again);
         }
+        let damaged = self.plan.faults.damaged;
+        let message =
+            if damaged > 0 && self.chance(damaged) { self.damage(message) } else { message };
         self.wire.push(at, message);
     }
 
@@ -169,7 +181,12 @@ impl Simulation {
                         self.nodes[found.standby].accept(message);
                     }
                 }
-                Message::Call { to, .. } => self.nodes[to].accept(message),
+                Message::Broken { connection } => drop(self.wire.connections.remove(&connection)),
+                Message::Call { to, boot, .. } => {
+                    if self.nodes[to].boots == boot {
+                        self.nodes[to].accept(message);
+                    }
+                }
                 Message::Reply { client, number, view, reply } => {
                     self.clients[client].inbox.push_back((number, view, reply));
                 }
