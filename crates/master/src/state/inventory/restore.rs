@@ -88,12 +88,13 @@ impl Restoration {
             inventory.next_version = image.next_version.saturating_add(skips * VERSIONS_PASSED);
         }
         inventory.pool.segments.set_next_number(image.next_number);
-        // Recorded, so that a restart soon after this one lets memory rest as long.
+        let fence = now + image.fence.max(lost_grants_max);
+        // Recorded until those fences have ended, so that a restart soon after this one lets memory rest
+        // as long.
         inventory.max_granted.fence = image.fence.max(lost_grants_max);
-        inventory.max_granted.raised_until = now + lost_grants_max;
+        inventory.max_granted.raised_until = fence;
         inventory.max_granted.lease = image.lease;
         inventory.record_effects();
-        let fence = now + image.fence.max(lost_grants_max);
         let is_doubtful = !lost_grants_max.is_zero();
         let known_leases = std::mem::take(&mut image.known_leases);
         inventory.recovery =

@@ -382,6 +382,26 @@ fn memory_is_not_reused_while_old_fences_last() {
 }
 
 #[test]
+fn second_restart_lets_memory_rest_while_fences_last() {
+    const SIZE: u64 = 2048;
+    let mut pool = Pool::new(SIZE);
+    pool.put("k", SIZE / 2 * MIB).unwrap();
+    // A read under a fence of more than four seconds.
+    pool.locate("k", false, true).unwrap();
+    assert!(pool.state.rules().fence(SIZE / 2 * MIB) > Duration::from_secs(4));
+    for _ in 0..2 {
+        pool = restarted(&mut pool);
+        pool.state.resume(A, &spec(A, 1, 1, SIZE)).unwrap();
+        pool.wait(1);
+    }
+    pool.remove("k", true).unwrap();
+    pool.wait(1);
+    fails(pool.put("l", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
+    pool.wait(16);
+    pool.put("l", MIB).unwrap();
+}
+
+#[test]
 fn quarantine_survives_restart() {
     let mut pool = Pool::new(16);
     let started = pool.start(A, "k", 15 * MIB).unwrap();
