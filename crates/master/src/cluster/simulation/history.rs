@@ -195,7 +195,7 @@ impl History {
         let is_same = |known: &&LogMark| known.timeline == mark.timeline;
         let known = self.mark.as_ref().filter(is_same).map_or(0, |known| known.synced_frame);
         if known < mark.synced_frame {
-            self.mark = Some(mark.clone());
+            self.mark = Some(*mark);
         }
     }
 
