@@ -13,11 +13,14 @@ fn methods(files: &[File]) -> BTreeMap<(String, String), usize> {
     let method =
         regex(r#"^    (pub(\([^)]*\))? )?((const|async|unsafe|extern "C") )*fn [a-z_0-9]+"#);
     let is_test = regex(r"(^|/)(tests|examples|benches)(/|\.rs$)");
+    let of_tests = test_modules(files);
     let mut counts = BTreeMap::new();
     for file in files.iter().filter(|file| file.is("rs") && !file.is_generated()) {
-        let Some(name) = crate_of(&file.path).filter(|_| !is_test.is_match(&file.path)) else {
+        let Some(name) = crate_of(&file.path) else { continue };
+        let is_of_tests = of_tests.iter().any(|module| file.path.starts_with(module));
+        if is_of_tests || is_test.is_match(&file.path) {
             continue;
-        };
+        }
         let mut header: Option<String> = None;
         let mut owner: Option<String> = None;
         for (_, line) in file.code_lines() {

@@ -105,7 +105,7 @@ impl Plan {
             Bug::UsesRestingMemory => {
                 self.page_bytes = 2 * LARGE_PAGE;
                 self.timeout = Duration::from_millis(50);
-                Faults { shutdown: 200, ..none }
+                Faults { shutdown: 60, kill: 100, ..none }
             }
             Bug::StartsUnlogged => {
                 self.write_window = LONG_WINDOW;

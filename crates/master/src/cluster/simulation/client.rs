@@ -104,7 +104,7 @@ pub(super) struct Client {
     mark: Option<LogMark>,
     numbers: u64,
     /// The number of the awaited answer, the member that was asked, and when the client gives up.
-    awaited: Option<Awaited>,
+    awaited: Option<OutstandingCall>,
     is_announcing: bool,
     /// The call of the operation, to be made again.
     last_call: Option<Call>,
@@ -122,7 +122,7 @@ pub(super) struct Client {
 
 /// An answer that a client waits for.
 #[derive(Debug, Clone, Copy)]
-struct Awaited {
+struct OutstandingCall {
     number: u64,
     /// The member that was asked, and the number of its process.
     to: usize,
@@ -262,7 +262,7 @@ impl Simulation {
             }
             self.answered(index, Some((view, reply)))?;
         }
-        if let Some(Awaited { number, to, boot, until }) = self.clients[index].awaited {
+        if let Some(OutstandingCall { number, to, boot, until }) = self.clients[index].awaited {
             // The connection ends with the process.
             if self.nodes[to].boots != boot && self.nodes[to].process.is_none() {
                 self.clients[index].awaited = None;
@@ -351,7 +351,7 @@ impl Simulation {
         client.numbers += 1;
         let number = client.numbers;
         let boot = self.nodes[to].boots;
-        client.awaited = Some(Awaited { number, to, boot, until: now + TIMEOUT });
+        client.awaited = Some(OutstandingCall { number, to, boot, until: now + TIMEOUT });
         self.send(Message::Call { client: index, to, boot, number, call });
     }
 

@@ -33,13 +33,13 @@ const SUCCESSOR_MAX: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) enum Handover {
     /// An operator has asked for it.
-    Asked,
+    Requested,
     /// The set is to become that of the leader and the next one.
     Narrowing(BTreeSet<MemberId>),
     /// Calls are refused, and those under way end.
     Draining { until: Moment },
     /// The records of resting memory are on their way.
-    Resting { position: u64, until: Moment },
+    MemoryRests { position: u64, until: Moment },
     /// The standbys are told of it.
     Telling,
 }
@@ -55,7 +55,7 @@ pub(super) struct Abstaining {
 impl Leader {
     /// Returns whether calls are executed.
     pub(super) const fn takes_calls(&self) -> bool {
-        matches!(self.handover, None | Some(Handover::Asked | Handover::Narrowing(_)))
+        matches!(self.handover, None | Some(Handover::Requested | Handover::Narrowing(_)))
     }
 }
 
@@ -66,7 +66,7 @@ impl Simulation {
             if let Some(process) = &mut node.process
                 && let Part::Leading(leader) = &mut process.part
             {
-                leader.handover.get_or_insert(Handover::Asked);
+                leader.handover.get_or_insert(Handover::Requested);
             }
         }
     }
@@ -83,8 +83,8 @@ impl Simulation {
         let Some(required) = process.election.required_members(local) else { return Ok(()) };
         let drains = Handover::Draining { until: now + DRAIN_MAX };
         leader.handover = match handover {
-            Handover::Asked if leader.change.is_some() => Some(handover),
-            Handover::Asked => match self.successor(leader) {
+            Handover::Requested if leader.change.is_some() => Some(handover),
+            Handover::Requested => match self.successor(leader) {
                 Some(members) if members == required => Some(drains),
                 Some(members) => {
                     let Ok(change) = process.election.begin_change(members.clone(), local) else {
@@ -108,19 +108,19 @@ impl Simulation {
                     leader.run(self.plan.bugs, |state| log_rest(state, local));
                 let until = now + REST_MAX;
                 Some(if is_logged {
-                    Handover::Resting { position, until }
+                    Handover::MemoryRests { position, until }
                 } else {
                     Handover::Telling
                 })
             }
-            Handover::Resting { position, .. }
+            Handover::MemoryRests { position, .. }
                 if leader.journal().synced_position() >= position =>
             {
                 tell_rest_logged(leader.journal(), Duration::ZERO);
                 Some(Handover::Telling)
             }
-            Handover::Resting { until, .. } if until.has_passed(now) => Some(Handover::Telling),
-            Handover::Draining { .. } | Handover::Resting { .. } => Some(handover),
+            Handover::MemoryRests { until, .. } if until.has_passed(now) => Some(Handover::Telling),
+            Handover::Draining { .. } | Handover::MemoryRests { .. } => Some(handover),
             Handover::Telling => return self.give_lead_back(index, process),
         };
         Ok(())
