@@ -439,8 +439,11 @@ impl Election {
 
     /// Decides by the values in the service what a follower does next.
     fn follow(&mut self, snapshot: &Snapshot, now: Moment) {
-        if snapshot.in_sync.is_some() {
+        if let Some(set) = &snapshot.in_sync {
             self.set_missing = None;
+            // The cluster has a history, also if this member began without one: a set that is missing later
+            // was lost, and another member may have changes that this one lacks.
+            self.history = History::UpTo(self.view_max.max(set.view));
         }
         if let Some(leader) = &snapshot.leader {
             let own = leader.owner.filter(|owner| self.bids.contains(owner));

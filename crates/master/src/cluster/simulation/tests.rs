@@ -62,6 +62,22 @@ fn nothing_acknowledged_is_lost_and_one_master_leads() {
     assert!(failures.is_empty(), "{} of {runs}:\n{}", failures.len(), failures.join("\n"));
 }
 
+/// In these runs a leader is to hand over while a standby is about to join the set and lacks changes.
+#[test]
+fn hand_over_goes_to_no_standby_that_is_about_to_join() {
+    for seed in [1125, 3239, 5759, 6361, 7080, 8014] {
+        run(seed, Bugs::NONE).unwrap();
+    }
+}
+
+/// In these runs the lease service is emptied, and a member is left that began without a history and followed.
+#[test]
+fn member_that_followed_founds_no_cluster() {
+    for seed in [9623, 9723] {
+        run(seed, Bugs::NONE).unwrap();
+    }
+}
+
 #[test]
 fn faults_that_show_a_bug_show_nothing_without_it() {
     for bugs in Bugs::ALL {
