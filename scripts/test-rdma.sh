@@ -40,13 +40,13 @@ skip() {
 reason=$(scripts/rdma-vm --setup 2>&1) || skip "$(tail -n 1 <<<"$reason")"
 scripts/rdma-vm --quiet --timeout 240 -- true || skip 'it does not boot, see above'
 
-# Runs a command in the guest. One whose kernel dies, as the emulator of QEMU before 8.1 lets it now and then with two
-# processors, is started again with one.
+# Runs a command in the guest. One whose kernel dies, as the emulator of QEMU before 8.1 lets it now and then with two CPUs,
+# is started again with one.
 in_guest() {
   local code=0
   scripts/rdma-vm "$@" || code=$?
   [ $code = 125 ] || return $code
-  printf 'test-rdma: the guest died, and is started again with one processor\n'
+  printf 'test-rdma: the guest died, and is started again with one CPU\n'
   scripts/rdma-vm --cpus 1 "$@"
 }
 
