@@ -70,8 +70,8 @@ impl OwnDisk<'_> {
         true
     }
 
-    /// Records that the disk lost a record, be it one that was written and went for a later one before
-    /// it was reported. That one is not written again.
+    /// Records that the disk lost a record. An object that was taken over and lost before it was reported, or
+    /// that is too long for the disk, is not handed over again for a while.
     pub fn record_lost(&mut self, now: Moment, record: &RecordName<'_>) {
         let Some(object) = self.present_version(now, record) else { return };
         if self.inventory.disk_copy(object) == Some(self.slot) {
