@@ -199,6 +199,16 @@ impl Elector {
         election.required_members(SystemClock.now()).ok_or_else(not_leader)
     }
 
+    /// The members of the in-sync set, as far as they are known: a leader knows what it has changed itself
+    /// before a watch tells. None if there is no set.
+    pub fn in_sync_members(&self) -> BTreeSet<MemberId> {
+        if let Some(members) = self.shared.election.lock().in_sync_members(SystemClock.now()) {
+            return members.clone();
+        }
+        let known = self.shared.known.lock();
+        known.snapshot.in_sync.as_ref().map(|set| set.members.clone()).unwrap_or_default()
+    }
+
     /// Ends the leadership at once, and lets another member follow.
     pub fn resign(&self) {
         self.shared.update(|election, _| election.resign());

@@ -404,6 +404,17 @@ impl Election {
         }
     }
 
+    /// The members of the set that the service holds, as far as this leader knows. One that is about to join
+    /// is not among them, although changes wait for it. `None` unless the master leads.
+    pub fn in_sync_members(&self, now: Moment) -> Option<&BTreeSet<MemberId>> {
+        match &self.phase {
+            Phase::Leading { valid_until, sets, .. } if !valid_until.has_passed(now) => {
+                Some(sets.current_members())
+            }
+            _ => None,
+        }
+    }
+
     /// The highest view that the log or the service told.
     pub const fn view_max(&self) -> View {
         self.view_max

@@ -58,8 +58,7 @@ impl KnownSets {
     }
 
     /// The members of the last known set alone.
-    #[cfg(test)]
-    pub(super) fn current_members(&self) -> BTreeSet<MemberId> {
-        self.current.members.clone()
+    pub(super) const fn current_members(&self) -> &BTreeSet<MemberId> {
+        &self.current.members
     }
 }

@@ -254,7 +254,7 @@ impl Cluster {
         let mut required = election.required_members(local).unwrap();
         if self.fault == Fault::IgnoresUnknownChanges {
             required = match &election.phase {
-                super::Phase::Leading { sets, .. } => sets.current_members(),
+                super::Phase::Leading { sets, .. } => sets.current_members().clone(),
                 _ => unreachable!("the node leads"),
             };
         }

@@ -290,6 +290,20 @@ fn members_of_a_change_are_required_until_its_outcome_is_known() {
 }
 
 #[test]
+fn member_that_is_about_to_join_is_not_in_sync() {
+    let mut service = service_with(&["a"]);
+    let mut a = election("a", History::None);
+    settle(&mut a, &mut service, at(0));
+    let (own, both) = (BTreeSet::from([id("a")]), BTreeSet::from([id("a"), id("b")]));
+    let change = a.begin_change(both.clone(), at(1)).unwrap();
+    assert_eq!(a.required_members(at(1)).as_ref(), Some(&both));
+    assert_eq!(a.in_sync_members(at(1)), Some(&own));
+    a.end_change(&change);
+    assert_eq!(a.in_sync_members(at(1)), Some(&both));
+    assert_eq!(a.in_sync_members(at(27)), None, "the lease is over");
+}
+
+#[test]
 fn unknown_changes_are_bounded() {
     let mut service = service_with(&["a"]);
     let mut a = election("a", History::None);

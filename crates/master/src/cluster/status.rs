@@ -102,9 +102,8 @@ impl Cluster {
         let (state, transitions) = *self.state.lock();
         let is_leader = state == MemberState::Serving && matches!(role, Role::Leader { .. });
         let leader = known.snapshot.leader.as_ref().filter(|leader| self.is_present(leader, role));
-        let in_sync = known.snapshot.in_sync.as_ref();
-        let in_sync: Vec<String> =
-            in_sync.iter().flat_map(|set| set.members.iter().map(ToString::to_string)).collect();
+        let in_sync: Vec<_> =
+            self.elector.in_sync_members().iter().map(ToString::to_string).collect();
         let lease_ms = match role {
             Role::Leader { valid_until, .. } => {
                 u64::try_from(valid_until.left(SystemClock.now()).as_millis()).ok()
@@ -153,6 +152,18 @@ impl ClusterStatus {
         self.obstacles.is_empty()
     }
 
+    /// Returns whether a standby is in the set, and can be elected. Changes wait also for one that is about to
+    /// join, and may lack earlier ones.
+    fn is_in_sync(&self, standby: &FollowerStatus) -> bool {
+        self.in_sync.contains(&standby.member)
+    }
+
+    /// The number of connected standbys that could be elected.
+    pub(crate) fn standbys_in_sync(&self) -> usize {
+        let is_ready = |standby: &&FollowerStatus| standby.is_attached && self.is_in_sync(standby);
+        self.standbys.iter().filter(is_ready).count()
+    }
+
     /// The content of `/api/v1/ha`.
     pub(crate) fn to_json(&self) -> Value {
         let now = SystemClock.now();
@@ -161,7 +172,7 @@ impl ClusterStatus {
                 "member": follower.member,
                 "address": follower.address,
                 "is_attached": follower.is_attached,
-                "is_in_sync": follower.is_required,
+                "is_in_sync": self.is_in_sync(follower),
                 "lag_bytes": follower.lag_bytes,
                 "next_frame": follower.next_frame,
                 "silent_ms": now.since(follower.heard).as_millis() as u64,

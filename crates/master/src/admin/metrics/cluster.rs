@@ -35,7 +35,7 @@ static STATUS: [Metric<ClusterStatus>; 10] = [
     Metric::gauge(
         "standbys_in_sync",
         "Standbys that have every change before it is acknowledged.",
-        |it| it.standbys.iter().filter(|s| s.is_required && s.is_attached).count() as u64,
+        |it| it.standbys_in_sync() as u64,
     ),
     Metric::gauge("oplog_standby_lag", "Bytes of changes that the slowest standby lacks.", |it| {
         it.standbys.iter().map(|standby| standby.lag_bytes).max().unwrap_or_default()

@@ -27,7 +27,7 @@ use super::*;
 use crate::{
     addresses::Addresses,
     admin::health_of,
-    cluster::{backend::Dialing, channel::Channel},
+    cluster::{backend::Dialing, channel::Channel, status::ClusterStatus},
     journal::{Disk, LogFile, LogSync, SimulatedDisk, hanging_disk::forward},
     state::Effect,
 };
@@ -434,6 +434,27 @@ async fn standby_takes_over_while_a_name_is_resolved() {
     member.serves().await;
     assert!(RESOLVER.has_waiting(), "the name is still being resolved");
     RESOLVER.open();
+    member.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn standby_that_is_about_to_join_is_not_in_sync() {
+    let member = start_member(Fault::Never, None);
+    member.serves().await;
+    let service = member.server.service().unwrap();
+    let journal = service.shared().journal().unwrap();
+    journal.require_standbys(&["b".to_owned()].into());
+    let mut status = member.handle.cluster().status(Some(journal));
+    assert_eq!(status.in_sync, [member.id.to_string()]);
+    status.standbys[0].is_attached = true;
+    let shown = |status: &ClusterStatus| {
+        (status.to_json()["standbys"][0]["is_in_sync"].clone(), status.standbys_in_sync())
+    };
+    assert!(status.standbys[0].is_required, "changes wait for it");
+    assert_eq!(shown(&status), (false.into(), 0));
+    status.in_sync.push("b".to_owned());
+    assert_eq!(shown(&status), (true.into(), 1));
+    drop(service);
     member.end().await;
 }
 
