@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -124,28 +126,21 @@ class BlockReceiver:
             )
         )
         async with self._slots:
-            if self._context is None:
-                self._context = zmq.asyncio.Context()
-            socket = self._context.socket(zmq.REQ)
             try:
-                return await self._exchange(socket, f"tcp://{messages.endpoint(host, port)}", call)
+                if self._context is None:
+                    self._context = zmq.asyncio.Context()
+                with _monitored_socket(self._context) as (socket, events):
+                    address = f"tcp://{messages.endpoint(host, port)}"
+                    return await self._exchange(socket, events, address, call)
             except zmq.ZMQError as error:
                 _log.error("the call for blocks to %s:%d failed: %s", host, port, error)
                 return False
-            finally:
-                # `close` has closed it where the call ends because this worker shuts down.
-                if not socket.closed:
-                    socket.disable_monitor()
-                    socket.close(linger=0)
 
-    async def _exchange(self, socket: Any, address: str, call: bytes) -> bool:
+    async def _exchange(self, socket: Any, events: Any, address: str, call: bytes) -> bool:
         socket.ipv6 = True
         socket.maxmsgsize = _ANSWER_BYTES_MAX
         socket.heartbeat_ivl = _HEARTBEAT_MS
         socket.heartbeat_timeout = _SILENCE_MS
-        events = socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
-        )
         socket.connect(address)
         try:
             async with asyncio.timeout(_CONNECT_S):
@@ -180,3 +175,33 @@ class BlockReceiver:
         finally:
             for waiting in (answer, lost):
                 waiting.cancel()
+
+
+_monitor_numbers = itertools.count()
+
+
+@contextlib.contextmanager
+def _monitored_socket(context: Any) -> Iterator[tuple[Any, Any]]:
+    """Make a socket for one call, and one for the events of its connection; close both.
+
+    `disable_monitor` of pyzmq closes neither end. The socket for events is made first and closed
+    last, since libzmq blocks, with the GIL held, where it sends an event that nobody can receive.
+
+    Raises:
+        ZMQError: There are too many sockets or open files.
+    """
+    events = context.socket(zmq.PAIR)
+    try:
+        socket = context.socket(zmq.REQ)
+        try:
+            address = f"inproc://mooncake-events-{next(_monitor_numbers)}"
+            socket.monitor(address, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+            events.connect(address)
+            yield socket, events
+        finally:
+            # `BlockReceiver.close` has closed both where the worker shuts down.
+            if not socket.closed:
+                socket.monitor(None, 0)
+                socket.close(linger=0)
+    finally:
+        events.close(linger=0)
