@@ -4,11 +4,12 @@
 //!
 //! Messages between members, clients and the service are late, lost, damaged or held up by partitions.
 //! Processes are stopped, killed, ended in order and started again; leaders hand over; machines lose power,
-//! and with it what was not synced; disks are lost; the lease service is away, or emptied. In runs of their
-//! own, the clock of a machine stands still. Nothing waits: each step asks whether a position is durable.
+//! and with it what was not synced; disks are lost; the lease service is away, emptied, or read from where
+//! its values are late. In runs of their own, the clock of a machine stands still. Nothing waits: each step
+//! asks whether a position is durable.
 //!
-//! In reading order: [`plan`], [`bugs`] (rules that a run leaves out), [`wire`], [`damage`], [`node`],
-//! [`standby`], [`leader`], [`handover`], [`client`], [`history`] (what must hold), [`faults`].
+//! In reading order: [`plan`], [`bugs`] (rules that a run leaves out), [`wire`], [`reads`], [`damage`],
+//! [`node`], [`standby`], [`leader`], [`handover`], [`client`], [`history`] (what must hold), [`faults`].
 
 mod bugs;
 mod client;
@@ -19,6 +20,7 @@ mod history;
 mod leader;
 mod node;
 mod plan;
+mod reads;
 mod standby;
 mod tests;
 mod wire;
@@ -33,6 +35,7 @@ use self::{
     history::History,
     node::{Node, Part},
     plan::Plan,
+    reads::Past,
     wire::Wire,
 };
 
@@ -67,6 +70,7 @@ struct Outcome {
     forced: u64,
     damaged: u64,
     earlier_leaders: u64,
+    stale_reads: u64,
     late_attaches: u64,
     handovers: u64,
     failed_ends: u64,
@@ -88,6 +92,7 @@ impl Outcome {
             &mut self.forced,
             &mut self.damaged,
             &mut self.earlier_leaders,
+            &mut self.stale_reads,
             &mut self.late_attaches,
             &mut self.handovers,
             &mut self.failed_ends,
@@ -106,6 +111,7 @@ impl Outcome {
             other.forced,
             other.damaged,
             other.earlier_leaders,
+            other.stale_reads,
             other.late_attaches,
             other.handovers,
             other.failed_ends,
@@ -122,6 +128,7 @@ struct Simulation {
     random: SplitMix64,
     now: Moment,
     service: SimulatedService,
+    past: Past,
     service_away_until: Moment,
     /// The service was emptied, so that it counts views from the start.
     views_may_fall: bool,
@@ -147,6 +154,7 @@ impl Simulation {
             random,
             now: Moment::from_boot(Duration::from_secs(1)),
             service: SimulatedService::new(TTL),
+            past: Past::default(),
             service_away_until: Moment::default(),
             views_may_fall: false,
             wire: Wire::default(),
@@ -166,6 +174,7 @@ impl Simulation {
         let mut is_healed = false;
         while self.now < healed + CALM || self.served < healed && self.now < healed + RECOVERY {
             self.now = self.now + TICK;
+            self.record_past();
             if !healed.has_passed(self.now) {
                 self.disturb()?;
             } else if !std::mem::replace(&mut is_healed, true) {

@@ -37,6 +37,9 @@ pub(super) enum Bug {
     StartsUnlogged,
     /// A message between members is taken although its checksum is that of other bytes.
     TrustsDamage,
+    /// A standby follows the leader of an earlier view, which sends its log although its lease is over. Each
+    /// side guards the same.
+    FollowsEarlierView,
     /// A leader hands over to a standby that is not in the set, and may lack changes.
     HandsOverEarly,
 }
@@ -50,7 +53,7 @@ impl Bugs {
     pub(super) const NONE: Self = Self(&[]);
 
     /// All bugs that are found.
-    pub(super) const ALL: [Self; 15] = [
+    pub(super) const ALL: [Self; 16] = [
         Self(&[Bug::AnyConfirmation]),
         Self(&[Bug::ShrinksFirst]),
         Self(&[Bug::AttachesBlindly]),
@@ -66,6 +69,7 @@ impl Bugs {
         Self(&[Bug::StartsUnlogged]),
         Self(&[Bug::TrustsDamage]),
         Self(&[Bug::HandsOverEarly]),
+        Self(&[Bug::FollowsEarlierView]),
     ];
 
     pub(super) fn has(self, bug: Bug) -> bool {
@@ -116,6 +120,7 @@ impl Plan {
                 (self.members, self.copies) = (2, 2);
                 Faults { damaged: 10, kill: 300, isolation: 200, partition: 200, ..none }
             }
+            Bug::FollowsEarlierView => Faults { leader_return: 100, late: 20, ..none },
             Bug::HandsOverEarly => {
                 self.copies = 2;
                 Faults { handover: 60, partition: 60, late: 4, ..none }

@@ -33,6 +33,9 @@ impl Simulation {
             if self.happens(faults.service_cut) {
                 self.nodes[index].service_cut_until = self.now + self.milliseconds(2500);
             }
+            if self.happens(faults.stale_reads) {
+                self.begin_stale_reads(index);
+            }
             if self.happens(faults.clock_stop) {
                 let until = self.now + self.milliseconds(5000);
                 self.nodes[index].stop_clock(self.now, until);
@@ -46,6 +49,9 @@ impl Simulation {
                     self.cut(index, other, until);
                 }
             }
+        }
+        if self.happens(faults.leader_return) {
+            self.let_leader_return();
         }
         if self.happens(faults.handover) {
             self.ask_for_handover();
@@ -95,6 +101,7 @@ impl Simulation {
             node.stopped_until = Moment::default();
             node.starts_at = Moment::default();
             node.service_cut_until = Moment::default();
+            node.stale_reads = None;
             node.clock_stands_until = Moment::default();
             node.cut_until = vec![Moment::default(); 3];
         }

@@ -450,7 +450,9 @@ impl Simulation {
         let shipping = leader.standbys.entry(connection).or_insert_with(new);
         shipping.heard = now;
         let outcome = match (message, &shipping.stage) {
-            (FromStandby { attach: Some(_), .. }, ShippingStage::Open) if !is_valid => {
+            (FromStandby { attach: Some(_), .. }, ShippingStage::Open)
+                if !is_valid && !self.plan.has(Bug::FollowsEarlierView) =>
+            {
                 Err(Error::closed("the lease is over"))
             }
             (FromStandby { attach: Some(attach), .. }, ShippingStage::Open) => {

@@ -21,6 +21,7 @@ use super::{
     handover::Abstaining,
     leader::Leader,
     leads_in,
+    reads::StaleReads,
     standby::Standby,
     wire::{Inbox, Message, ServiceAnswer, ServiceCall},
 };
@@ -63,6 +64,7 @@ pub(super) struct Node {
     /// The process hangs in a write of its log, and will be killed there.
     pub(super) hanging_write: Option<HangingWrite>,
     pub(super) service_cut_until: Moment,
+    pub(super) stale_reads: Option<StaleReads>,
     /// Until when the members cannot reach each other.
     pub(super) cut_until: Vec<Moment>,
     pub(super) inbox: Inbox,
@@ -118,6 +120,7 @@ impl Node {
             stopped_until: Moment::default(),
             hanging_write: None,
             service_cut_until: Moment::default(),
+            stale_reads: None,
             cut_until: vec![Moment::default(); 3],
             inbox: Inbox::default(),
         }

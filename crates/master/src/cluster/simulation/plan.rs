@@ -63,6 +63,10 @@ pub(super) struct Faults {
     pub(super) service_cut: usize,
     pub(super) service_away: usize,
     pub(super) service_emptied: usize,
+    /// The reads of a member show what the service held earlier.
+    pub(super) stale_reads: usize,
+    /// The leader is killed, a former one that was stopped goes on, and reads show that it leads.
+    pub(super) leader_return: usize,
     /// One message of so many.
     pub(super) late: usize,
     pub(super) lost: usize,
@@ -80,34 +84,35 @@ impl Plan {
             1..=3 => LogSync::Always,
             _ => LogSync::Interval(Duration::from_millis(100)),
         };
-        let mut rarity = |usual: usize| match random.below(4) {
-            0 => 0,
-            1 => usual * 4,
-            _ => usual,
-        };
-        let faults = Faults {
-            stop: rarity(300),
-            kill: rarity(300),
-            power_loss: rarity(500),
-            wipe: rarity(3000) * 2,
-            partition: rarity(300),
-            service_cut: rarity(300),
-            service_away: rarity(500),
-            service_emptied: rarity(1000) * 4,
-            late: rarity(20),
-            lost: rarity(40),
-            hanging_write: rarity(300),
+        let mut of = |usual: usize| rarity(random, usual);
+        let mut faults = Faults {
+            stop: of(300),
+            kill: of(300),
+            power_loss: of(500),
+            wipe: of(3000) * 2,
+            partition: of(300),
+            service_cut: of(300),
+            service_away: of(500),
+            service_emptied: of(1000) * 4,
+            late: of(20),
+            lost: of(40),
+            hanging_write: of(300),
             clock_stop: 0,
-            reset: rarity(300),
-            shutdown: rarity(600),
-            handover: rarity(200),
-            damaged: rarity(200),
-            isolation: rarity(1000),
-            fence_isolation: rarity(8),
+            reset: of(300),
+            shutdown: of(600),
+            handover: of(200),
+            damaged: of(200),
+            isolation: of(1000),
+            fence_isolation: of(8),
+            stale_reads: 0,
+            leader_return: 0,
         };
         let timeout = Duration::from_millis(200);
         let page_bytes = if random.below(6) == 0 { LARGE_PAGE } else { SMALL_PAGE };
         let write_window = if random.below(4) == 0 { LONG_WINDOW } else { SHORT_WINDOW };
+        // Drawn last, so that seeds have the plans that they had before.
+        faults.stale_reads = rarity(random, 300);
+        faults.leader_return = rarity(random, 300);
         let plan =
             Self { seed, bugs, members, copies, sync, timeout, write_window, page_bytes, faults };
         match bugs.0 {
@@ -128,5 +133,14 @@ impl Plan {
 
     pub(super) fn has(&self, bug: Bug) -> bool {
         self.bugs.has(bug)
+    }
+}
+
+/// Returns how rare a fault is in a run: as usual, more so, or never.
+fn rarity(random: &mut SplitMix64, usual: usize) -> usize {
+    match random.below(4) {
+        0 => 0,
+        1 => usual * 4,
+        _ => usual,
     }
 }

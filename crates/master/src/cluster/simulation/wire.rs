@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use mooncake_base::Moment;
 use mooncake_election::{
     Change, Hold, Lease, Snapshot,
-    rules::{Answer, Call as ElectionCall},
+    rules::{Answer, Call as ElectionCall, Request},
 };
 use mooncake_proto::standby::{FromLeader, FromStandby};
 
@@ -199,7 +199,11 @@ impl Simulation {
         let before = self.service.snapshot(now);
         let answer = match call {
             ServiceCall::Election(call) => {
-                ServiceAnswer::Election(call.number, self.service.carry_out(&call.request, now))
+                let answer = match &call.request {
+                    Request::Read => Answer::Snapshot(self.read_service(from)),
+                    request => self.service.carry_out(request, now),
+                };
+                ServiceAnswer::Election(call.number, answer)
             }
             ServiceCall::Change(change) => {
                 let hold = self.service.change(&change, now);
@@ -210,7 +214,7 @@ impl Simulation {
                 let hold = self.service.announce(&lease, &address, now);
                 ServiceAnswer::Announced(lease, hold)
             }
-            ServiceCall::Read => ServiceAnswer::Read(self.service.snapshot(now)),
+            ServiceCall::Read => ServiceAnswer::Read(self.read_service(from)),
         };
         self.send(Message::FromService { to: from, boot, answer });
         if self.service.snapshot(now) != before {
@@ -223,7 +227,7 @@ impl Simulation {
 
     /// Tells a process what the service holds, as a watch does.
     pub(super) fn tell(&mut self, to: usize) {
-        let answer = ServiceAnswer::Watched(self.service.snapshot(self.now));
+        let answer = ServiceAnswer::Watched(self.read_service(to));
         let boot = self.nodes[to].boots;
         self.send(Message::FromService { to, boot, answer });
     }
