@@ -44,37 +44,26 @@ pub(super) enum Bug {
     HandsOverEarly,
 }
 
-/// The rules that a run leaves out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Bugs(pub(super) &'static [Bug]);
-
-impl Bugs {
-    /// All rules hold.
-    pub(super) const NONE: Self = Self(&[]);
-
-    /// All bugs that are found.
+impl Bug {
+    /// All bugs, each of which is found.
     pub(super) const ALL: [Self; 16] = [
-        Self(&[Bug::AnyConfirmation]),
-        Self(&[Bug::ShrinksFirst]),
-        Self(&[Bug::AttachesBlindly]),
-        Self(&[Bug::ReusesUnconfirmed]),
-        Self(&[Bug::IncompleteBids]),
-        Self(&[Bug::ChecksLeaseEarly]),
-        Self(&[Bug::MarksOwnLog]),
-        Self(&[Bug::RequiresLate]),
-        Self(&[Bug::JoinsEarly]),
-        Self(&[Bug::FencesUnconfirmed]),
-        Self(&[Bug::TakesEarlierViews]),
-        Self(&[Bug::UsesRestingMemory]),
-        Self(&[Bug::StartsUnlogged]),
-        Self(&[Bug::TrustsDamage]),
-        Self(&[Bug::HandsOverEarly]),
-        Self(&[Bug::FollowsEarlierView]),
+        Self::AnyConfirmation,
+        Self::ShrinksFirst,
+        Self::AttachesBlindly,
+        Self::ReusesUnconfirmed,
+        Self::IncompleteBids,
+        Self::ChecksLeaseEarly,
+        Self::MarksOwnLog,
+        Self::RequiresLate,
+        Self::JoinsEarly,
+        Self::FencesUnconfirmed,
+        Self::TakesEarlierViews,
+        Self::UsesRestingMemory,
+        Self::StartsUnlogged,
+        Self::TrustsDamage,
+        Self::HandsOverEarly,
+        Self::FollowsEarlierView,
     ];
-
-    pub(super) fn has(self, bug: Bug) -> bool {
-        self.0.contains(&bug)
-    }
 }
 
 impl Plan {

@@ -105,7 +105,7 @@ impl Simulation {
             Handover::Draining { until } if !leader.owes_any() || until.has_passed(now) => {
                 leader.tell_leases();
                 let (is_logged, position) =
-                    leader.run(self.plan.bugs, |state| log_rest(state, local));
+                    leader.run(self.plan.bug, |state| log_rest(state, local));
                 let until = now + REST_MAX;
                 Some(if is_logged {
                     Handover::MemoryRests { position, until }

@@ -16,7 +16,7 @@ use mooncake_proto::{
 
 use super::{
     Simulation, TTL,
-    bugs::{Bug, Bugs},
+    bugs::Bug,
     client::{Call, Client, Reply, execute, rules},
     handover::Handover,
     leads_in,
@@ -135,12 +135,12 @@ impl Leader {
     }
 
     /// Runs a slice of a call. Returns the position for which its answer waits.
-    pub(super) fn run<R>(&self, bugs: Bugs, slice: impl FnOnce(&mut State) -> R) -> (R, u64) {
+    pub(super) fn run<R>(&self, bug: Option<Bug>, slice: impl FnOnce(&mut State) -> R) -> (R, u64) {
         let slice = self.guarded.run(|state| {
-            if bugs.has(Bug::ReusesUnconfirmed) {
+            if bug == Some(Bug::ReusesUnconfirmed) {
                 state.confirm_synced(u64::MAX);
             }
-            if bugs.has(Bug::FencesUnconfirmed) {
+            if bug == Some(Bug::FencesUnconfirmed) {
                 state.confirm_durable(u64::MAX);
             }
             slice(state)
@@ -149,17 +149,17 @@ impl Leader {
     }
 
     /// Returns what clients hear of the log.
-    pub(super) fn mark(&self, bugs: Bugs) -> Option<LogMark> {
+    pub(super) fn mark(&self, bug: Option<Bug>) -> Option<LogMark> {
         let mut mark = self.guarded.log_mark()?;
-        if bugs.has(Bug::MarksOwnLog) {
+        if bug == Some(Bug::MarksOwnLog) {
             self.journal().sync_now();
             mark.synced_frame = self.journal().end_frame();
         }
         Some(mark)
     }
 
-    fn outcome(&self, position: u64, bugs: Bugs) -> Option<BaseResult<()>> {
-        let by_any = bugs.has(Bug::AnyConfirmation) && position <= self.confirmed_by_any;
+    fn outcome(&self, position: u64, bug: Option<Bug>) -> Option<BaseResult<()>> {
+        let by_any = bug == Some(Bug::AnyConfirmation) && position <= self.confirmed_by_any;
         if by_any { Some(Ok(())) } else { self.journal().outcome(position) }
     }
 
@@ -194,7 +194,7 @@ impl Simulation {
         process: &mut Process,
         view: View,
     ) -> Result<(), String> {
-        let (bugs, local) = (self.plan.bugs, self.nodes[index].local(self.now));
+        let (bug, local) = (self.plan.bug, self.nodes[index].local(self.now));
         let failed = |error: Error| format!("member {index} cannot lead: {error}");
         let Some(required) = process.election.required_members(local) else { return Ok(()) };
         let Part::Following(standby) = mem::replace(&mut process.part, Part::None) else {
@@ -202,14 +202,14 @@ impl Simulation {
         };
         let Standby { log, mut membership, .. } = *standby;
         let own = MemberId::new(&process.member).map_err(failed)?;
-        let is_late = bugs.has(Bug::RequiresLate);
+        let is_late = bug == Some(Bug::RequiresLate);
         let required = if is_late { [own.clone()].into() } else { required };
         let clock: Arc<dyn Clock> = Arc::<super::node::NodeClock>::clone(&self.nodes[index].clock);
         let overrules_others = process.election.overrules_others();
         let required = others(&own, &required);
         let term = NewTerm { view, required, overrules_others, clock };
         let recovered = own_log::lead(log, &mut membership, term).map_err(failed)?;
-        process.set_complete(true, bugs, local);
+        process.set_complete(true, bug, local);
         if overrules_others {
             self.history.forget();
         }
@@ -224,7 +224,7 @@ impl Simulation {
         let quiet = if recovered.may_lack_end { rules.late_end() } else { Duration::ZERO };
         let seed = self.random.number();
         let mut image = recovered.image;
-        if bugs.has(Bug::UsesRestingMemory) {
+        if bug == Some(Bug::UsesRestingMemory) {
             image.set_rest_logged();
         }
         let (state, restored) = State::restore(rules, seed, local, image, quiet);
@@ -291,7 +291,7 @@ impl Simulation {
         let log = own_log::open(directory, self.plan.sync, &mut membership)
             .map_err(|error| format!("member {index} cannot follow: {error}"))?;
         if !membership.is_complete() {
-            process.set_complete(false, self.plan.bugs, local);
+            process.set_complete(false, self.plan.bug, local);
         }
         process.part = Part::Following(Box::new(Standby::new(log, membership)));
         Ok(())
@@ -306,7 +306,7 @@ impl Simulation {
         let (now, local) = (self.now, self.nodes[index].local(self.now));
         let (writes, syncs) = (self.chance(3), self.syncs());
         let Part::Leading(leader) = &mut process.part else { return Ok(()) };
-        let (expired, _) = leader.run(self.plan.bugs, |state| {
+        let (expired, _) = leader.run(self.plan.bug, |state| {
             state.advance(local);
             !state.take_expired().is_empty()
         });
@@ -656,7 +656,7 @@ impl Simulation {
         number: u64,
         call: &Call,
     ) -> Result<(), String> {
-        let (bugs, local) = (self.plan.bugs, self.nodes[index].local(self.now));
+        let (bug, local) = (self.plan.bug, self.nodes[index].local(self.now));
         let leader = match &mut process.part {
             Part::Leading(leader) if leader.takes_calls() => leader,
             _ => {
@@ -668,14 +668,14 @@ impl Simulation {
         if let Call::Announce { mark: Some(mark), .. } = call
             && leader.guarded.has_lost_log(mark)
         {
-            leader.run(bugs, |state| state.drop_recovered(local));
+            leader.run(bug, |state| state.drop_recovered(local));
         }
         let appended = leader.journal().appended();
-        let (reply, position) = leader.run(bugs, |state| execute(state, local, client, call));
+        let (reply, position) = leader.run(bug, |state| execute(state, local, client, call));
         let is_fence_recorded =
             matches!(call, Call::Locate { .. }) && leader.journal().appended() > appended;
         let starts_early = |is_prepared| {
-            is_prepared || bugs.has(Bug::ReusesUnconfirmed) || bugs.has(Bug::StartsUnlogged)
+            is_prepared || bug == Some(Bug::ReusesUnconfirmed) || bug == Some(Bug::StartsUnlogged)
         };
         self.outcome.prepared +=
             u64::from(matches!(reply, Reply::Started { is_prepared: true, .. }));
@@ -693,24 +693,24 @@ impl Simulation {
 
     /// Sends the answers that need not wait any more.
     fn answer(&mut self, index: usize, process: &mut Process) -> Result<(), String> {
-        let (bugs, local) = (self.plan.bugs, self.nodes[index].local(self.now));
+        let (bug, local) = (self.plan.bug, self.nodes[index].local(self.now));
         let Part::Leading(leader) = &mut process.part else { return Ok(()) };
         let is_valid = leads_in(&process.election, leader.view, local);
         let view = leader.view.0;
         for answer in mem::take(&mut leader.answers) {
             let Answer { client, number, position, was_valid, .. } = answer;
-            let Some(outcome) = leader.outcome(position, bugs) else {
+            let Some(outcome) = leader.outcome(position, bug) else {
                 leader.answers.push(answer);
                 continue;
             };
-            let is_checked_early = bugs.has(Bug::ChecksLeaseEarly);
+            let is_checked_early = bug == Some(Bug::ChecksLeaseEarly);
             if !(is_valid || is_checked_early && was_valid) {
                 continue;
             }
             let reply = match (outcome, answer.reply) {
                 (Err(_), _) => Reply::Failed,
                 (Ok(()), Reply::Announced { is_known, .. }) => {
-                    let mark = leader.mark(bugs);
+                    let mark = leader.mark(bug);
                     mark.iter().for_each(|mark| self.history.record_mark(mark));
                     Reply::Announced { is_known, mark }
                 }

@@ -17,7 +17,7 @@ use mooncake_election::{
 
 use super::{
     Simulation, TTL,
-    bugs::{Bug, Bugs},
+    bugs::Bug,
     handover::Abstaining,
     leader::Leader,
     leads_in,
@@ -180,8 +180,8 @@ impl Process {
         }
     }
 
-    pub(super) fn set_complete(&mut self, is_complete: bool, bugs: Bugs, now: Moment) {
-        let may_bid = is_complete || bugs.has(Bug::IncompleteBids);
+    pub(super) fn set_complete(&mut self, is_complete: bool, bug: Option<Bug>, now: Moment) {
+        let may_bid = is_complete || bug == Some(Bug::IncompleteBids);
         self.election.set_complete(may_bid, now);
     }
 }
@@ -216,7 +216,7 @@ impl Simulation {
         node.member.clone_from(&member);
         let known_before = known.clone();
         let mut process = Process { member, directory, election, known, known_before, part };
-        process.set_complete(is_complete, self.plan.bugs, local);
+        process.set_complete(is_complete, self.plan.bug, local);
         node.process = Some(Box::new(process));
         self.tell(index);
         Ok(())

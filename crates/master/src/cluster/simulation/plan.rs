@@ -4,10 +4,7 @@ use std::time::Duration;
 
 use mooncake_base::random::SplitMix64;
 
-use super::{
-    TICK,
-    bugs::{Bug, Bugs},
-};
+use super::{TICK, bugs::Bug};
 use crate::journal::LogSync;
 
 /// Bytes of a page in most runs. All fences are short then.
@@ -25,7 +22,8 @@ pub(super) const LONG_WINDOW: Duration = Duration::from_secs(4);
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
     pub(super) seed: u64,
-    pub(super) bugs: Bugs,
+    /// The rule that the run leaves out.
+    pub(super) bug: Option<Bug>,
     pub(super) members: usize,
     pub(super) copies: usize,
     pub(super) sync: LogSync,
@@ -75,7 +73,7 @@ pub(super) struct Faults {
 }
 
 impl Plan {
-    pub(super) fn new(seed: u64, bugs: Bugs) -> Self {
+    pub(super) fn new(seed: u64, bug: Option<Bug>) -> Self {
         let random = &mut SplitMix64::new(!seed);
         let members = 2 + random.below(2);
         let copies = if members > 2 && random.below(3) == 0 { 3 } else { 2 };
@@ -114,10 +112,10 @@ impl Plan {
         faults.stale_reads = rarity(random, 300);
         faults.leader_return = rarity(random, 300);
         let plan =
-            Self { seed, bugs, members, copies, sync, timeout, write_window, page_bytes, faults };
-        match bugs.0 {
-            [] => plan,
-            [bug, ..] => plan.focused(*bug),
+            Self { seed, bug, members, copies, sync, timeout, write_window, page_bytes, faults };
+        match bug {
+            None => plan,
+            Some(bug) => plan.focused(bug),
         }
     }
 
@@ -132,7 +130,7 @@ impl Plan {
     }
 
     pub(super) fn has(&self, bug: Bug) -> bool {
-        self.bugs.has(bug)
+        self.bug == Some(bug)
     }
 }
 

@@ -56,7 +56,7 @@ impl Past {
 #[derive(Debug)]
 pub(super) struct StaleReads {
     shown: Snapshot,
-    pub(super) until: Moment,
+    until: Moment,
 }
 
 impl Simulation {

@@ -185,7 +185,7 @@ impl Simulation {
                     let is_new = standby.membership.complete()?;
                     self.history.record_whole(standby.membership.member());
                     if is_new {
-                        process.set_complete(true, self.plan.bugs, local);
+                        process.set_complete(true, self.plan.bug, local);
                     }
                 }
                 Confirm { position: frames.position, next_frame }
@@ -204,13 +204,13 @@ impl Simulation {
         attached: Attached,
         local: Moment,
     ) -> Result<(), Error> {
-        let bugs = self.plan.bugs;
+        let bug = self.plan.bug;
         let timeline_id = attached.timeline_id[..].try_into().map_err(|_| Error::internal("id"))?;
         if attached.start() != Start::Place {
             let Part::Following(standby) = &mut process.part else { return Ok(()) };
             let is_empty = standby.log.is_empty();
             standby.membership.give_up_log(is_empty)?;
-            process.set_complete(false, bugs, local);
+            process.set_complete(false, bug, local);
             may_give_up_log(process.election.role(local))?;
             self.outcome.replaced_logs += u64::from(!is_empty);
             self.history.record_damage(&process.member);

@@ -6,7 +6,7 @@ use mooncake_base::requirement;
 
 use super::{
     Outcome, Simulation,
-    bugs::{Bug, Bugs},
+    bugs::Bug,
     plan::{Faults, Plan},
 };
 
@@ -19,31 +19,31 @@ const BUG_RUNS: u64 = 300;
 /// Runs of a long test.
 const LONG_RUNS: u64 = 10_000;
 
-fn run(seed: u64, bugs: Bugs) -> Result<Outcome, String> {
-    Simulation::new(Plan::new(seed, bugs)).run()
+fn run(seed: u64, bug: Option<Bug>) -> Result<Outcome, String> {
+    Simulation::new(Plan::new(seed, bug)).run()
 }
 
 /// The runs of seeds that tests name: other faults would make other runs of them.
 fn run_without_stale_reads(seed: u64) -> Result<Outcome, String> {
-    let plan = Plan::new(seed, Bugs::NONE);
+    let plan = Plan::new(seed, None);
     let faults = Faults { stale_reads: 0, leader_return: 0, ..plan.faults };
     Simulation::new(Plan { faults, ..plan }).run()
 }
 
 /// Runs seeds until one finds the planted bug. Returns what was found.
 #[track_caller]
-fn find(bugs: Bugs, seeds: u64) -> String {
-    find_among(bugs, 0..seeds)
+fn find(bug: Bug, seeds: u64) -> String {
+    find_among(bug, 0..seeds)
 }
 
 /// Does so among other seeds.
 #[track_caller]
-fn find_among(bugs: Bugs, mut seeds: Range<u64>) -> String {
+fn find_among(bug: Bug, mut seeds: Range<u64>) -> String {
     let is_unsafe = |why: &String| !why.contains("no client was served");
     let found =
-        seeds.find_map(|seed| run(seed, bugs).err().filter(is_unsafe).map(|why| (seed, why)));
-    let Some((seed, why)) = found else { panic!("{bugs:?} was not found") };
-    println!("{bugs:?}: seed {seed}: {why}");
+        seeds.find_map(|seed| run(seed, Some(bug)).err().filter(is_unsafe).map(|why| (seed, why)));
+    let Some((seed, why)) = found else { panic!("{bug:?} was not found") };
+    println!("{bug:?}: seed {seed}: {why}");
     why
 }
 
@@ -53,7 +53,7 @@ fn nothing_acknowledged_is_lost_and_one_master_leads() {
     let mut sum = Outcome::default();
     let mut failures = Vec::new();
     for seed in 0..runs {
-        match run(seed, Bugs::NONE) {
+        match run(seed, None) {
             Ok(outcome) => sum.add(&outcome),
             Err(why) => failures.push(format!("seed {seed}: {why}")),
         }
@@ -87,11 +87,11 @@ fn member_that_followed_founds_no_cluster() {
 
 #[test]
 fn faults_that_show_a_bug_show_nothing_without_it() {
-    for bugs in Bugs::ALL {
+    for bug in Bug::ALL {
         for seed in 0..20 {
-            let plan = Plan { bugs: Bugs::NONE, ..Plan::new(seed, bugs) };
+            let plan = Plan { bug: None, ..Plan::new(seed, Some(bug)) };
             if let Err(why) = Simulation::new(plan).run() {
-                panic!("{bugs:?}: seed {seed}: {why}");
+                panic!("{bug:?}: seed {seed}: {why}");
             }
         }
     }
@@ -102,7 +102,7 @@ fn no_end_of_a_put_fails_because_of_hand_overs() {
     let mut sum = Outcome::default();
     for seed in 0..30 {
         let faults = Faults { handover: 60, ..Faults::default() };
-        let plan = Plan { faults, ..Plan::new(seed, Bugs::NONE) };
+        let plan = Plan { faults, ..Plan::new(seed, None) };
         sum.add(&Simulation::new(plan).run().unwrap());
     }
     assert!(sum.handovers > 60 && sum.acknowledged > 30 * 30, "{sum:?}");
@@ -111,87 +111,87 @@ fn no_end_of_a_put_fails_because_of_hand_overs() {
 
 #[test]
 fn confirmation_of_any_member_is_found() {
-    find(Bugs(&[Bug::AnyConfirmation]), BUG_RUNS);
+    find(Bug::AnyConfirmation, BUG_RUNS);
 }
 
 #[test]
 fn set_that_shrinks_before_the_transaction_is_found() {
-    find(Bugs(&[Bug::ShrinksFirst]), BUG_RUNS);
+    find(Bug::ShrinksFirst, BUG_RUNS);
 }
 
 #[test]
 fn standby_that_attaches_without_views_is_found() {
-    find(Bugs(&[Bug::AttachesBlindly]), BUG_RUNS);
+    find(Bug::AttachesBlindly, BUG_RUNS);
 }
 
 #[test]
 fn memory_reused_before_standbys_know_is_found() {
-    let why = find(Bugs(&[Bug::ReusesUnconfirmed]), BUG_RUNS);
+    let why = find(Bug::ReusesUnconfirmed, BUG_RUNS);
     assert!(why.contains("wrong bytes"), "{why}");
 }
 
 #[test]
 fn incomplete_member_that_bids_is_found() {
-    find(Bugs(&[Bug::IncompleteBids]), BUG_RUNS);
+    find(Bug::IncompleteBids, BUG_RUNS);
 }
 
 #[test]
 fn lease_checked_before_the_wait_is_found() {
-    let why = find(Bugs(&[Bug::ChecksLeaseEarly]), BUG_RUNS);
+    let why = find(Bug::ChecksLeaseEarly, BUG_RUNS);
     assert!(why.contains("after an answer in view"), "{why}");
 }
 
 #[test]
 fn mark_of_the_leader_alone_is_found() {
-    find(Bugs(&[Bug::MarksOwnLog]), BUG_RUNS);
+    find(Bug::MarksOwnLog, BUG_RUNS);
 }
 
 #[test]
 fn first_changes_that_wait_for_nobody_are_found() {
-    find(Bugs(&[Bug::RequiresLate]), BUG_RUNS);
+    find(Bug::RequiresLate, BUG_RUNS);
 }
 
 #[test]
 fn member_that_joins_before_it_has_everything_is_found() {
-    find(Bugs(&[Bug::JoinsEarly]), BUG_RUNS);
+    find(Bug::JoinsEarly, BUG_RUNS);
 }
 
 #[test]
 fn long_fence_that_standbys_do_not_know_is_found() {
-    let why = find(Bugs(&[Bug::FencesUnconfirmed]), BUG_RUNS);
+    let why = find(Bug::FencesUnconfirmed, BUG_RUNS);
     assert!(why.contains("wrong bytes"), "{why}");
 }
 
 #[test]
 fn answer_of_an_earlier_view_that_a_client_takes_is_found() {
-    let why = find(Bugs(&[Bug::TakesEarlierViews]), BUG_RUNS);
+    let why = find(Bug::TakesEarlierViews, BUG_RUNS);
     assert!(why.contains("and not one of"), "{why}");
 }
 
 #[test]
 fn resting_memory_granted_by_the_next_leader_is_found() {
     // Two leaders must change while a fence lasts and its memory is granted: one run in a thousand.
-    let why = find_among(Bugs(&[Bug::UsesRestingMemory]), 1000..1000 + BUG_RUNS);
+    let why = find_among(Bug::UsesRestingMemory, 1000..1000 + BUG_RUNS);
     assert!(why.contains("wrong bytes"), "{why}");
 }
 
 #[test]
 fn slow_write_of_a_put_that_standbys_do_not_know_is_found() {
-    let why = find(Bugs(&[Bug::StartsUnlogged]), BUG_RUNS);
+    let why = find(Bug::StartsUnlogged, BUG_RUNS);
     assert!(why.contains("wrong bytes"), "{why}");
 }
 
 #[test]
 fn damaged_message_between_members_that_is_taken_is_found() {
-    find(Bugs(&[Bug::TrustsDamage]), BUG_RUNS);
+    find(Bug::TrustsDamage, BUG_RUNS);
 }
 
 #[test]
 fn hand_over_to_a_standby_that_lacks_changes_is_found() {
-    find(Bugs(&[Bug::HandsOverEarly]), BUG_RUNS);
+    find(Bug::HandsOverEarly, BUG_RUNS);
 }
 
 #[test]
 fn leader_of_an_earlier_view_that_is_followed_is_found() {
-    find(Bugs(&[Bug::FollowsEarlierView]), BUG_RUNS);
+    find(Bug::FollowsEarlierView, BUG_RUNS);
 }
