@@ -17,7 +17,7 @@ use mooncake_os::threads::Threads;
 
 use crate::{
     in_sync::MemberId,
-    rules::{Answer, Election, History, Request, Role, Step},
+    rules::{Answer, Election, History, Overruled, Request, Role, Step},
     service::{Hold, LeaseService, Snapshot},
     view::{Leader, Lease, View},
 };
@@ -245,9 +245,9 @@ impl Elector {
         self.shared.update(|election, now| election.force(floor, now));
     }
 
-    /// Returns whether this master leads by an operator's word, although others had changes that it lacks.
-    pub fn overrules_others(&self) -> bool {
-        self.shared.election.lock().overrules_others()
+    /// Returns what the present leadership disregards by an operator's word.
+    pub fn overruled(&self) -> Overruled {
+        self.shared.election.lock().overruled()
     }
 
     fn lease(&self) -> Result<Lease> {

@@ -27,7 +27,7 @@ use mooncake_kv_client::ErrorTexts;
 
 pub use elector::{Elector, Validity};
 pub use in_sync::{InSyncSet, MemberId};
-pub use rules::{Election, History, Obstacle, Role, Timing};
+pub use rules::{Election, History, Obstacle, Overruled, Role, Timing};
 pub use service::{Acquisition, Basis, Bid, Change, Hold, LeaseService, Snapshot};
 #[cfg(any(test, feature = "test-util"))]
 pub use simulated_service::SimulatedService;

@@ -113,6 +113,17 @@ pub enum Obstacle {
     Founding,
 }
 
+/// What an operator's word disregards that makes a member lead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Overruled {
+    /// Nobody has changes that the member lacks.
+    Nothing,
+    /// The set was lost: others may have led since, with changes that the member lacks.
+    LostSet,
+    /// The set names others, which have changes that the member lacks.
+    Others,
+}
+
 /// A call to the service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
@@ -209,8 +220,7 @@ pub struct Election {
     set_missing: Option<(Moment, Moment)>,
     /// An operator's word that this member leads, with a number above which its views lie.
     forced: Option<View>,
-    /// The last forced attempt disregards a set that names other members.
-    overrules_others: bool,
+    overruled: Overruled,
 }
 
 impl Election {
@@ -235,7 +245,7 @@ impl Election {
             view_max,
             set_missing: None,
             forced: None,
-            overrules_others: false,
+            overruled: Overruled::Nothing,
         }
     }
 
@@ -466,14 +476,10 @@ impl Election {
         }
         if let Some(floor) = self.forced {
             let set = self.forced_set(snapshot, floor);
-            self.overrules_others = snapshot.in_sync.as_ref().is_some_and(|set| {
-                !set.members.is_empty()
-                    && (!set.members.contains(&self.member)
-                        || (!self.is_complete && set.members.len() > 1))
-            });
+            self.overruled = self.overruled_by_force(snapshot);
             return self.plan(Plan::Bid(Basis::Forced, set), now);
         }
-        self.overrules_others = false;
+        self.overruled = Overruled::Nothing;
         match (&snapshot.in_sync, self.history) {
             (Some(set), _) if set.members.contains(&self.member) => {
                 if !self.is_complete && set.members.len() > 1 {
@@ -519,9 +525,21 @@ impl Election {
         InSyncSet { number, view_base, ..InSyncSet::founded_by(&self.member) }
     }
 
-    /// Returns whether this member leads although others had changes that it lacks.
-    pub fn overrules_others(&self) -> bool {
-        self.overrules_others
+    fn overruled_by_force(&self, snapshot: &Snapshot) -> Overruled {
+        let Some(set) = snapshot.in_sync.as_ref().filter(|set| !set.members.is_empty()) else {
+            return Overruled::LostSet;
+        };
+        let is_alone = set.members.len() == 1;
+        if set.members.contains(&self.member) && (self.is_complete || is_alone) {
+            Overruled::Nothing
+        } else {
+            Overruled::Others
+        }
+    }
+
+    /// Returns what the present leadership disregards, or the attempt under way.
+    pub const fn overruled(&self) -> Overruled {
+        self.overruled
     }
 
     /// Takes the lead, unless the lease is over already, its view is not above all others, or another

@@ -175,6 +175,27 @@ fn forced_views_are_above_those_of_unknown_leaders() {
 }
 
 #[test]
+fn forced_member_knows_what_others_may_have() {
+    let forced_over = |set: Option<&[&str]>, is_complete: bool| {
+        let mut service = set.map_or_else(|| SimulatedService::new(TTL), service_with);
+        let mut a = election("a", History::UpTo(View(5)));
+        a.set_complete(is_complete, at(0));
+        a.force(View(0), at(0));
+        settle(&mut a, &mut service, at(0));
+        assert!(is_leader(&a, at(0)));
+        a.overruled()
+    };
+    for is_complete in [true, false] {
+        assert_eq!(forced_over(None, is_complete), Overruled::LostSet);
+        assert_eq!(forced_over(Some(&[]), is_complete), Overruled::LostSet);
+        assert_eq!(forced_over(Some(&["b"]), is_complete), Overruled::Others);
+        assert_eq!(forced_over(Some(&["a"]), is_complete), Overruled::Nothing);
+    }
+    assert_eq!(forced_over(Some(&["a", "b"]), true), Overruled::Nothing);
+    assert_eq!(forced_over(Some(&["a", "b"]), false), Overruled::Others);
+}
+
+#[test]
 fn cluster_without_history_is_founded_after_a_while() {
     let mut service = SimulatedService::new(TTL);
     let mut a = election("a", History::None);

@@ -225,7 +225,7 @@ impl MemberThread {
         let term = NewTerm {
             view,
             required: others(&self.cluster.settings.member, &required),
-            overrules_others: self.cluster.elector.overrules_others(),
+            overruled: self.cluster.elector.overruled(),
             clock: SystemClock::shared(),
         };
         let quotas =

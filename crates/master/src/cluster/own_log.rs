@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use mooncake_base::{Clock, Result, SegmentId};
-use mooncake_election::View;
+use mooncake_election::{Overruled, View};
 use mooncake_proto::standby::ViewStart;
 
 use super::member::Membership;
@@ -15,8 +15,8 @@ pub(super) struct NewTerm {
     pub(super) view: View,
     /// The members, the leader excluded, that must have a change before it is acknowledged.
     pub(super) required: BTreeSet<String>,
-    /// Others had changes that this member lacks.
-    pub(super) overrules_others: bool,
+    /// Whether others may have changes that this member lacks.
+    pub(super) overruled: Overruled,
     /// The clock by which standbys are silent.
     pub(super) clock: Arc<dyn Clock>,
 }
@@ -54,7 +54,7 @@ pub(super) fn lead(
     membership: &mut Membership,
     term: NewTerm,
 ) -> Result<RecoveredJournal> {
-    if term.overrules_others {
+    if term.overruled == Overruled::Others {
         tracing::error!(
             "this master leads by --force_leader although others had changes that it lacks: memory \
              may have been used for other objects since, so that it forgets all objects"
@@ -64,6 +64,9 @@ pub(super) fn lead(
     membership.lead(ViewStart { view: term.view.0, first_frame: log.place().1 })?;
     let mut recovered = log.lead(membership.is_complete())?;
     membership.set_complete(true)?;
+    if term.overruled == Overruled::LostSet {
+        recovered.image.set_may_lack_versions();
+    }
     recovered.set_clock(term.clock);
     recovered.journal.require_standbys(&term.required);
     Ok(recovered)
@@ -94,7 +97,7 @@ mod tests {
         required: BTreeSet<String>,
     ) -> Journal {
         let clock = SystemClock::shared();
-        let term = NewTerm { view: View(1), required, overrules_others: false, clock };
+        let term = NewTerm { view: View(1), required, overruled: Overruled::Nothing, clock };
         lead(log, membership, term).unwrap().journal
     }
 

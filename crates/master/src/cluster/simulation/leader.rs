@@ -8,7 +8,7 @@ use std::{
 };
 
 use mooncake_base::{Clock, Error, Moment, Result as BaseResult};
-use mooncake_election::{Change, Hold, MemberId, View};
+use mooncake_election::{Change, Hold, MemberId, Overruled, View};
 use mooncake_proto::{
     standby::{Attach, Confirm, Frames, FromLeader, FromStandby, Start, ViewStart},
     v1::LogMark,
@@ -205,12 +205,12 @@ impl Simulation {
         let is_late = bug == Some(Bug::RequiresLate);
         let required = if is_late { [own.clone()].into() } else { required };
         let clock: Arc<dyn Clock> = Arc::<super::node::NodeClock>::clone(&self.nodes[index].clock);
-        let overrules_others = process.election.overrules_others();
+        let overruled = process.election.overruled();
         let required = others(&own, &required);
-        let term = NewTerm { view, required, overrules_others, clock };
+        let term = NewTerm { view, required, overruled, clock };
         let recovered = own_log::lead(log, &mut membership, term).map_err(failed)?;
         process.set_complete(true, bug, local);
-        if overrules_others {
+        if overruled == Overruled::Others {
             self.history.forget();
         }
         if !self.history.is_new_view(view.0) {

@@ -85,6 +85,15 @@ fn member_that_followed_founds_no_cluster() {
     }
 }
 
+/// In these runs a leader begins from a log that has no record of versions which another one has granted: the
+/// record was lost, and a restart in between left none; or an operator named a member that was away.
+#[test]
+fn version_of_a_put_without_a_record_is_not_granted_again() {
+    for seed in [6177, 8542] {
+        run(seed, None).unwrap();
+    }
+}
+
 #[test]
 fn faults_that_show_a_bug_show_nothing_without_it() {
     for bug in Bug::ALL {

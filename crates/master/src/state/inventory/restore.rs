@@ -79,7 +79,7 @@ impl Restoration {
     ) -> Self {
         // Without a log, versions begin at random: those of another timeline are not valid here.
         if image.next_version > 0 {
-            let skips = if lost_grants_max.is_zero() {
+            let skips = if lost_grants_max.is_zero() && !image.may_lack_versions {
                 1
             } else {
                 // A killed master has skipped once.
@@ -95,6 +95,11 @@ impl Restoration {
         inventory.max_granted.raised_until = fence;
         inventory.max_granted.lease = image.lease;
         inventory.record_effects();
+        if image.next_version > 0 {
+            // A later run begins behind the versions of this one, also if this one leaves no other record.
+            let (version, number) = (inventory.next_version, image.next_number);
+            inventory.record(|| Effect::NextIds { version, number: SegmentNumber(number) });
+        }
         let is_doubtful = !lost_grants_max.is_zero();
         let known_leases = std::mem::take(&mut image.known_leases);
         inventory.recovery =

@@ -50,6 +50,8 @@ pub struct Image {
     pub(in crate::state) known_leases: KnownLeases,
     /// All memory that must rest has a record, as a leader has said, outside of the log, right behind it.
     pub(in crate::state) is_rest_logged: bool,
+    /// Another master may have granted versions of which the log has no record.
+    pub(in crate::state) may_lack_versions: bool,
 }
 
 /// A segment of the pool.
@@ -129,6 +131,11 @@ impl Image {
     /// Takes it from the leader that all memory which must rest has a record in what was replayed.
     pub fn set_rest_logged(&mut self) {
         self.is_rest_logged = true;
+    }
+
+    /// Says that another master may have granted versions of which the log has no record.
+    pub fn set_may_lack_versions(&mut self) {
+        self.may_lack_versions = true;
     }
 
     /// Takes notes of the leader that were received at this moment.

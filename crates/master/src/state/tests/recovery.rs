@@ -198,6 +198,44 @@ fn versions_of_a_lost_run_are_not_used_again() {
 }
 
 #[test]
+fn versions_of_a_lost_run_stay_unused_after_a_further_restart() {
+    let mut pool = Pool::new(16);
+    pool.put("k", MIB).unwrap();
+    let mut image = described(&pool);
+    let restore = |image: &Image, lost_grants_max: Duration| {
+        let rules = pool.state.rules().clone();
+        State::restore(rules, 3, pool.now, image.clone(), lost_grants_max).0
+    };
+    // The power loss takes what the first run wrote. The second one ends before its first put.
+    let lost = restore(&image, Duration::ZERO).inventory.next_version();
+    let mut second = restore(&image, Duration::from_secs(1));
+    let mut effects = Vec::new();
+    second.log_mut().take_effects(&mut effects);
+    image.replay(&effects).unwrap();
+    let third = restore(&image, Duration::ZERO).inventory.next_version();
+    assert!(third > second.inventory.next_version(), "{third}");
+    assert!(second.inventory.next_version() > lost + (1 << 24), "{lost}");
+}
+
+#[test]
+fn versions_of_leaders_that_left_no_record_are_not_used_again() {
+    let mut pool = Pool::new(16);
+    pool.put("k", MIB).unwrap();
+    let mut image = described(&pool);
+    let first_version = |seed: u64, image: &Image| {
+        let rules = pool.state.rules().clone();
+        let restored = State::restore(rules, seed, pool.now, image.clone(), Duration::ZERO);
+        restored.0.inventory.next_version()
+    };
+    let other_leader = first_version(1, &image);
+    image.set_may_lack_versions();
+    for seed in 1..20 {
+        let gap = first_version(seed, &image) - other_leader;
+        assert!(gap >= 1 << 24, "{gap}");
+    }
+}
+
+#[test]
 fn object_is_unclaimed_until_owner_announces() {
     let mut pool = Pool::new(16);
     let started = pool.put("k", MIB).unwrap();
