@@ -88,7 +88,8 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     `prefiller_instances` and `decoder_instances` are lists of host and port.
 
     Raises:
-        ValueError: There are more or fewer hosts than ports, or than bootstrap ports.
+        ValueError: There are more or fewer hosts than ports, or than bootstrap ports; or a host, a
+            port or a time cannot be one.
     """
     parser = argparse.ArgumentParser(
         description="A proxy in front of vLLM servers that prefill and that decode.",
@@ -146,7 +147,35 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
             f"Number of prefiller hosts must match number of prefiller bootstrap ports: "
             f"{len(hosts)} and {len(given)}; give --prefiller-bootstrap-ports a port for each host"
         )
+    _check_values(options)
     return options
+
+
+def _check_values(options: argparse.Namespace) -> None:
+    """Check that hosts, ports and times of the options can be used.
+
+    Raises:
+        ValueError: One cannot.
+    """
+    for name, given in vars(options).items():
+        option = "--" + name.replace("_", "-")
+        if name.endswith("_hosts"):
+            for host in given:
+                if not _is_host(host):
+                    raise ValueError(f"{option}: {host!r} is not a host: give a name or an address")
+        elif name.endswith("_ports"):
+            for port in given or ():
+                if not 0 < port < 65536:
+                    raise ValueError(f"{option}: {port} is not a port: give 1 to 65535")
+        elif name.endswith(("_timeout", "_interval")) and not given > 0:
+            raise ValueError(f"{option}: {given:g} is not a time: give seconds above 0")
+
+
+def _is_host(host: str) -> bool:
+    try:
+        return bool(host.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 @asynccontextmanager
@@ -186,16 +215,13 @@ def get_next_client(app: ProxyApp, service_type: str) -> Backend:
 
     Raises:
         ValueError: There is no such role.
-        RuntimeError: The application does not run, or no backend of the role is up.
+        RuntimeError: The application does not run.
     """
     if service_type not in ("prefill", "decode"):
         raise ValueError(f"service_type must be prefill or decode: {service_type!r}")
     proxy = _running(app)
     pool = proxy.prefill if service_type == "prefill" else proxy.decode
-    backend = pool.next()
-    if backend is None:
-        raise RuntimeError(f"no {service_type} server is up")
-    return backend
+    return pool.next()
 
 
 async def send_request_to_service(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .wire import HttpError, ResponseHead, body_chunks, read_response_head, write_head
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import AsyncIterator, Mapping
 
 __all__ = ["Backend", "BackendError", "BackendPool", "PrefillEngine", "Timeouts"]
 
@@ -166,7 +166,7 @@ class Backend:
         try:
             entries = json.loads(text)
             return sorted((int(rank), str(entry["engine_id"])) for rank, entry in entries.items())
-        except (ValueError, AttributeError, TypeError, KeyError):
+        except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
             return []
 
     def record_success(self) -> None:
@@ -176,6 +176,17 @@ class Backend:
     def record_failure(self, reason: object, *, excludes: bool) -> None:
         """Note a failure, and exclude the server at once or after several in a row."""
         self.failures += 1
+        self._record_fault(reason, excludes=excludes)
+
+    def record_error(self) -> None:
+        """Note an answer that is an error, of which the request may be the cause."""
+        self.failures += 1
+
+    def record_fault(self, reason: object) -> None:
+        """Note that another server took the request that this one answered with an error."""
+        self._record_fault(reason, excludes=False)
+
+    def _record_fault(self, reason: object, *, excludes: bool) -> None:
         self.failures_in_row += 1
         if self.is_up and (excludes or self.failures_in_row >= _FAILURES_MAX):
             self.is_up = False
@@ -205,7 +216,8 @@ class Backend:
         except TimeoutError as error:
             text = f"no connection to {name} within {timeout} s"
             raise BackendError(text, was_sent=False) from error
-        except OSError as error:
+        except (OSError, ValueError, OverflowError) as error:
+            # A host that cannot be encoded is a `ValueError`, a port of none an `OverflowError`.
             raise BackendError(f"no connection to {name}: {error}", was_sent=False) from error
         try:
             yield reader, writer
@@ -299,18 +311,16 @@ class BackendPool:
     backends: list[Backend]
     _next: int = field(default=0)
 
-    def next(self) -> Backend | None:
-        """Return the backend whose turn it is, None if none is up."""
-        return next(self.candidates(), None)
+    def next(self) -> Backend:
+        """Return the backend whose turn it is."""
+        return self.candidates()[0]
 
-    def candidates(self) -> Iterator[Backend]:
-        """Yield each backend that is up, once, from the one whose turn it is."""
+    def candidates(self) -> list[Backend]:
+        """Return the backends that are up, all if none is, from the one whose turn it is."""
         start = self._next
         self._next = (start + 1) % len(self.backends)
-        for offset in range(len(self.backends)):
-            backend = self.backends[(start + offset) % len(self.backends)]
-            if backend.is_up:
-                yield backend
+        in_turn = [*self.backends[start:], *self.backends[:start]]
+        return [backend for backend in in_turn if backend.is_up] or in_turn
 
     async def check(self, timeouts: Timeouts) -> None:
         """Check all backends, and take back those that answer again."""

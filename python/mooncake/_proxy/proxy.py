@@ -79,7 +79,8 @@ class Proxy:
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
     ) -> AsyncIterator[Answer]:
         decode_body: dict[str, Any] | None = None
-        last = "none is up"
+        last = ""
+        errors: list[tuple[Backend, str]] = []
         for backend in self.decode.candidates():
             if decode_body is None:
                 decode_body = await self._prefilled(path, body, headers)
@@ -96,10 +97,12 @@ class Proxy:
                     continue
                 if answer.head.status >= 500:
                     last = f"{backend.name} answered {answer.head.status}"
-                    self._record_failure(backend, last)
+                    self._record_error(backend, last, errors)
                     decode_body = None
                     continue
                 backend.record_success()
+                if answer.head.status < 400:
+                    _record_faults(errors)
                 yield answer
                 return
         raise ProxyError(503, f"no decode server took the request: {last}")
@@ -108,7 +111,10 @@ class Proxy:
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
     ) -> dict[str, Any]:
         """Let a server fill the cache, and return the body for a decode server."""
-        last = "none is up"
+        if not _is_one_sequence(body):
+            return dict(body)
+        last = ""
+        errors: list[tuple[Backend, str]] = []
         for backend in self.prefill.candidates():
             # A transfer is fetched once, so that each repetition has a name of its own.
             transfer_id = f"xfer-{uuid.uuid4()}"
@@ -123,18 +129,19 @@ class Proxy:
                 continue
             if status >= 500:
                 last = f"{backend.name} answered {status}"
-                self._record_failure(backend, last)
+                self._record_error(backend, last, errors)
                 continue
             if status >= 400:
                 raise ProxyError(status, text.decode("utf-8", "replace"))
             try:
                 answer = json.loads(text)
                 parameters = answer.get("kv_transfer_params")
-            except (ValueError, AttributeError):
+            except (ValueError, AttributeError, RecursionError):
                 last = f"{backend.name} answered no JSON object"
                 self._record_failure(backend, last)
                 continue
             backend.record_success()
+            _record_faults(errors)
             if engine is not None:
                 parameters = _fetch_parameters(engine, transfer_id)
             extra = {"kv_transfer_params": parameters} if parameters else {}
@@ -153,13 +160,24 @@ class Proxy:
         backend.record_failure(reason, excludes=unreachable)
         _log.info("%s backend %s failed: %s", backend.role, backend.name, reason)
 
+    def _record_error(
+        self, backend: Backend, reason: str, errors: list[tuple[Backend, str]]
+    ) -> None:
+        """Note an answer 5xx, which is the server's fault only if another takes the request."""
+        self.repetitions[backend.role] += 1
+        backend.record_error()
+        errors.append((backend, reason))
+        _log.info("%s backend %s failed: %s", backend.role, backend.name, reason)
+
     async def check_backends(self, interval_s: float) -> None:
         """Check without end whether the servers answer."""
         while True:
             await asyncio.sleep(interval_s)
-            await asyncio.gather(
-                *(pool.check(self.timeouts) for pool in (self.prefill, self.decode))
-            )
+            pools = (self.prefill, self.decode)
+            checks = (pool.check(self.timeouts) for pool in pools)
+            for result in await asyncio.gather(*checks, return_exceptions=True):
+                if isinstance(result, BaseException):
+                    _log.error("a health check failed", exc_info=result)
 
     def metrics(self) -> str:
         """Return the counters as Prometheus text."""
@@ -193,6 +211,12 @@ class Proxy:
         return "\n".join([*lines, ""])
 
 
+def _record_faults(errors: list[tuple[Backend, str]]) -> None:
+    """Note that a server took a request, which others had answered with errors."""
+    for backend, reason in errors:
+        backend.record_fault(reason)
+
+
 async def _recorded(answer: Answer) -> AsyncIterator[bytes]:
     """Yield the pieces of an answer, and count it as a failure if it breaks off."""
     try:
@@ -204,8 +228,18 @@ async def _recorded(answer: Answer) -> AsyncIterator[bytes]:
 
 
 _OF_THE_DECODE = frozenset({"best_of", "min_tokens", "stream_options"})
-"""Fields that only the decode is asked for: more choices would be prompts that nobody fetches, and
-more tokens than one are refused."""
+"""Fields that only the decode is asked for: more tokens than one are refused."""
+
+
+def _is_one_sequence(body: Mapping[str, Any]) -> bool:
+    """Return whether a request has one prompt and asks for one choice.
+
+    The blocks of a prefill are fetched once. Of several sequences the others would get none, or
+    those of another prompt.
+    """
+    prompt = body.get("prompt")
+    has_prompts = isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int)
+    return not has_prompts and all(body.get(name) in (None, 1) for name in ("n", "best_of"))
 
 
 def _rank_header(engine: PrefillEngine) -> dict[str, str]:

@@ -20,6 +20,7 @@ __all__ = ["ResponseWriter", "answer", "health", "send_error"]
 _log = logging.getLogger("mooncake.proxy")
 
 _COMPLETIONS = ("/v1/completions", "/v1/chat/completions")
+_TOO_DEEP = "the body has too many arrays and objects inside one another"
 
 
 class ResponseWriter(Protocol):
@@ -41,13 +42,31 @@ class ResponseWriter(Protocol):
         """Mark the end of the body; a body without it is seen to be broken off."""
 
 
+class _WithoutBody:
+    """The answer to HEAD: the head of the answer to GET."""
+
+    def __init__(self, response: ResponseWriter) -> None:
+        self._response = response
+
+    async def begin(self, status: int, kind: str, length: int | None) -> None:
+        await self._response.begin(status, kind, length)
+
+    async def write(self, piece: bytes) -> None:
+        pass
+
+    async def end(self) -> None:
+        await self._response.end()
+
+
 async def answer(proxy: Proxy, head: Head, body: bytes, response: ResponseWriter) -> bool:
     """Answer a request; return whether the answer is whole."""
+    if head.method == "HEAD":
+        response = _WithoutBody(response)
     if head.path in _COMPLETIONS:
         if head.method != "POST":
             return await send_error(response, 405, "use POST")
         return await _complete(proxy, head, body, response)
-    if head.method != "GET":
+    if head.method not in ("GET", "HEAD"):
         return await send_error(response, 404, f"there is no {head.method} {head.path}")
     if head.path == "/healthcheck":
         return await _send(response, 200, json.dumps(health(proxy)).encode(), "application/json")
@@ -72,6 +91,8 @@ async def send_error(response: ResponseWriter, status: int, text: str) -> bool:
 async def _complete(proxy: Proxy, head: Head, body: bytes, response: ResponseWriter) -> bool:
     try:
         request = json.loads(body)
+    except RecursionError:
+        return await send_error(response, 400, _TOO_DEEP)
     except ValueError:
         request = None
     if not isinstance(request, dict):
@@ -83,6 +104,10 @@ async def _complete(proxy: Proxy, head: Head, body: bytes, response: ResponseWri
     except ProxyError as error:
         proxy.outcomes["refused" if error.status < 500 else "failed"] += 1
         return await send_error(response, error.status, str(error))
+    except RecursionError:
+        # A body that could just be read may be too deep to be written.
+        proxy.outcomes["refused"] += 1
+        return await send_error(response, 400, _TOO_DEEP)
     proxy.outcomes["completed" if is_whole else "broke off"] += 1
     return is_whole
 
@@ -113,7 +138,7 @@ async def _send(response: ResponseWriter, status: int, body: bytes, kind: str) -
 
 def _error_record(status: int, text: str) -> Mapping[str, object]:
     """Return an error as OpenAI's clients read it; a text that is one already is passed on."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         given = json.loads(text)
         if isinstance(given, dict):
             return given

@@ -99,7 +99,8 @@ class ProxyServer:
             if head.headers.get("expect", "").lower() == "100-continue":
                 writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             body = await read_body(reader, head.headers, is_request=True)
-        serving = asyncio.create_task(answer(self.proxy, head, body, _StreamResponse(writer)))
+        response = _StreamResponse(writer, takes_chunks=head.takes_chunks)
+        serving = asyncio.create_task(answer(self.proxy, head, body, response))
         # A byte that arrives meanwhile begins the next request; no byte means that the client
         # hung up, and the calls to the servers end at once.
         watching = asyncio.create_task(reader.read(1))
@@ -125,19 +126,22 @@ class ProxyServer:
 
 
 class _StreamResponse:
-    """A response over a stream: chunked, where its length is not known."""
+    """A response over a stream: where its length is not known, chunked or up to the end."""
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, writer: asyncio.StreamWriter, *, takes_chunks: bool = True) -> None:
         self._writer = writer
+        self._takes_chunks = takes_chunks
         self._is_chunked = False
 
     async def begin(self, status: int, kind: str, length: int | None) -> None:
         headers: dict[str, object] = {"Content-Type": kind}
-        self._is_chunked = length is None
-        if length is None:
+        self._is_chunked = length is None and self._takes_chunks
+        if length is not None:
+            headers["Content-Length"] = length
+        elif self._is_chunked:
             headers["Transfer-Encoding"] = "chunked"
         else:
-            headers["Content-Length"] = length
+            headers["Connection"] = "close"
         write_head(self._writer, _status_line(status), headers)
 
     async def write(self, piece: bytes) -> None:

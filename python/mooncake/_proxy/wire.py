@@ -40,12 +40,16 @@ class HttpError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The head of a request; names of headers are in lower case."""
+    """The head of a request; names of headers are in lower case.
+
+    `takes_chunks` is False for a client of HTTP/1.0: the end of the connection ends its answer.
+    """
 
     method: str
     path: str
     headers: Mapping[str, str]
     keeps_alive: bool
+    takes_chunks: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +76,14 @@ async def read_request_head(reader: asyncio.StreamReader, first: bytes = b"") ->
         raise HttpError(400, "the request line is no HTTP/1.x")
     headers = _parse_headers(lines[1:])
     wants_close = "close" in headers.get("connection", "").lower()
-    path = parts[1].partition("?")[0]
-    return Head(parts[0], path, headers, parts[2] != "HTTP/1.0" and not wants_close)
+    is_first_version = parts[2] == "HTTP/1.0"
+    return Head(
+        parts[0],
+        _path_of(parts[1]),
+        headers,
+        keeps_alive=not (is_first_version or wants_close),
+        takes_chunks=not is_first_version,
+    )
 
 
 async def read_response_head(reader: asyncio.StreamReader) -> ResponseHead:
@@ -150,6 +160,8 @@ def write_head(
 async def _read_lines(reader: asyncio.StreamReader, first: bytes = b"") -> list[str] | None:
     lines: list[str] = []
     size = 0
+    # An empty line before a request is skipped, also where its first byte was read before.
+    first = first.lstrip(b"\r\n")
     while True:
         try:
             line = first + await reader.readuntil(b"\n")
@@ -168,6 +180,14 @@ async def _read_lines(reader: asyncio.StreamReader, first: bytes = b"") -> list[
             lines.append(text)
         elif lines:
             return lines
+
+
+def _path_of(target: str) -> str:
+    """Return the path of a target, which a client of a proxy sends as a URL."""
+    scheme, separator, rest = target.partition("://")
+    if separator and scheme.lower() in ("http", "https"):
+        target = "/" + rest.partition("/")[2]
+    return target.partition("?")[0]
 
 
 def _parse_headers(lines: list[str]) -> dict[str, str]:
