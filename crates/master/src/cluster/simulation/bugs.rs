@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::plan::{Faults, LARGE_PAGE, LONG_WINDOW, Plan, SHORT_WINDOW, SMALL_PAGE};
+use super::plan::{Faults, LARGE_PAGE, LONG_WINDOW, MEDIUM_PAGE, Plan, SHORT_WINDOW, SMALL_PAGE};
 use crate::journal::LogSync;
 
 /// A rule that a run leaves out.
@@ -96,9 +96,9 @@ impl Plan {
             }
             Bug::TakesEarlierViews => Faults { clock_stop: 120, lost: 20, ..none },
             Bug::UsesRestingMemory => {
-                self.page_bytes = 2 * LARGE_PAGE;
-                self.timeout = Duration::from_millis(50);
-                Faults { shutdown: 60, kill: 100, ..none }
+                self.page_bytes = MEDIUM_PAGE;
+                self.timeout = Duration::from_millis(200);
+                Faults { reader_shutdown: 1, ..Faults::default() }
             }
             Bug::StartsUnlogged => {
                 self.write_window = LONG_WINDOW;

@@ -36,6 +36,9 @@ const QUICK_WRITE_MAX: Duration = Duration::from_millis(200);
 /// Time for which a call that was refused is made again.
 const REPEAT_MAX: Duration = Duration::from_secs(2);
 
+/// Time within which the next leader grants memory after a leader has ended in order.
+const TAKE_OVER_TIME: Duration = Duration::from_millis(700);
+
 /// Time between signs of life.
 const BEAT: Duration = Duration::from_millis(700);
 
@@ -153,6 +156,7 @@ enum Operation {
         key: usize,
     },
     Locate {
+        key: usize,
         asked: Moment,
     },
 }
@@ -160,6 +164,7 @@ enum Operation {
 /// The bytes of an object that are being read, beside other calls.
 #[derive(Debug)]
 struct Read {
+    key: usize,
     at: Moment,
     /// The end of the fence.
     end: Moment,
@@ -323,7 +328,7 @@ impl Simulation {
     /// Makes the call of an operation again. Fences and write windows count from here on.
     fn repeat(&mut self, index: usize, call: Call) {
         let now = self.now;
-        if let Some(Operation::Start { asked, .. } | Operation::Locate { asked }) =
+        if let Some(Operation::Start { asked, .. } | Operation::Locate { asked, .. }) =
             &mut self.clients[index].operation
         {
             *asked = now;
@@ -397,7 +402,7 @@ impl Simulation {
                 let key = if asks_any { own } else { key };
                 self.clients[index].asks_any = asks_any;
                 self.history.begin_read(index, key);
-                self.clients[index].operation = Some(Operation::Locate { asked: self.now });
+                self.clients[index].operation = Some(Operation::Locate { key, asked: self.now });
                 self.call_first(index, Call::Locate { key });
             }
         }
@@ -482,14 +487,12 @@ impl Simulation {
             }
             (Operation::End { .. }, None | Some(Reply::Failed)) => self.outcome.failed_ends += 1,
             (Operation::End { key, put }, Some(Reply::Done)) => {
-                self.history.acknowledge(key, Value::Put(put));
-                (self.served, self.outcome.acknowledged) = (now, self.outcome.acknowledged + 1);
+                self.acknowledged(index, key, Value::Put(put));
             }
             (Operation::Remove { key }, Some(Reply::Done)) => {
-                self.history.acknowledge(key, Value::Absent);
-                (self.served, self.outcome.acknowledged) = (now, self.outcome.acknowledged + 1);
+                self.acknowledged(index, key, Value::Absent);
             }
-            (Operation::Locate { asked }, Some(Reply::Located { version, places, fence })) => {
+            (Operation::Locate { key, asked }, Some(Reply::Located { version, places, fence })) => {
                 let value = self.history.end_read(index, Some(version))?;
                 // Clocks of masters run at most a twentieth faster.
                 let end = asked + fence * 9 / 10;
@@ -500,7 +503,7 @@ impl Simulation {
                 } else {
                     self.milliseconds(left.as_millis() as usize + 1)
                 };
-                self.clients[index].reads.push(Read { at: now + time, end, value, places });
+                self.clients[index].reads.push(Read { key, at: now + time, end, value, places });
             }
             (Operation::Locate { .. }, Some(Reply::Absent)) => {
                 self.history.end_read(index, None)?;
@@ -509,6 +512,21 @@ impl Simulation {
             _ => {}
         }
         Ok(())
+    }
+
+    fn acknowledged(&mut self, index: usize, key: usize, value: Value) {
+        let now = self.now;
+        self.history.acknowledge(key, value);
+        (self.served, self.outcome.acknowledged) = (now, self.outcome.acknowledged + 1);
+        let is_freed = |read: &Read| read.key == key && read.end.left(now) > TAKE_OVER_TIME;
+        let is_read = self.clients.iter().any(|client| client.reads.iter().any(is_freed));
+        if is_read
+            && self.happens(self.plan.faults.reader_shutdown)
+            && let Some(leader) = self.clients[index].target
+        {
+            let pause = self.milliseconds(1500);
+            self.shut_down(leader, pause);
+        }
     }
 
     fn announced(&mut self, index: usize, answer: Option<(u64, Reply)>) {

@@ -10,6 +10,9 @@ use crate::journal::LogSync;
 /// Bytes of a page in most runs. All fences are short then.
 pub(super) const SMALL_PAGE: u64 = 4096;
 
+/// Bytes of a page in runs with fences of about a second: memory under longer ones has records of its own.
+pub(super) const MEDIUM_PAGE: u64 = 9 << 20;
+
 /// Bytes of a page in runs with fences of up to four seconds: no bytes are moved, so that they cost
 /// nothing.
 pub(super) const LARGE_PAGE: u64 = 30 << 20;
@@ -43,6 +46,8 @@ pub(super) struct Faults {
     pub(super) kill: usize,
     /// A process is ended in order: a leader gives its lease back.
     pub(super) shutdown: usize,
+    /// The same, for a leader that has just freed memory which a client reads: at one change of so many.
+    pub(super) reader_shutdown: usize,
     /// The leader is asked to hand over.
     pub(super) handover: usize,
     /// A leader is killed while it writes: the standbys have what its file has not.
@@ -104,6 +109,7 @@ impl Plan {
             fence_isolation: of(8),
             stale_reads: 0,
             leader_return: 0,
+            reader_shutdown: 0,
         };
         let timeout = Duration::from_millis(200);
         let page_bytes = if random.below(6) == 0 { LARGE_PAGE } else { SMALL_PAGE };
