@@ -6,6 +6,7 @@ import signal
 import sys
 
 from mooncake._runtime import _native
+from mooncake._standard_streams import open_closed_streams
 from mooncake.env import warn_of_misspelled
 
 __all__ = ["main"]
@@ -17,6 +18,7 @@ def main() -> int:
     Returns:
         The exit code: 0 after SIGTERM or SIGINT.
     """
+    open_closed_streams()
     # The native code handles SIGINT; Python must not raise an exception for it as well.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     warn_of_misspelled()

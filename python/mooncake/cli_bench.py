@@ -6,6 +6,7 @@ import signal
 import sys
 
 from mooncake._runtime import _native
+from mooncake._standard_streams import open_closed_streams
 
 __all__ = ["main"]
 
@@ -16,6 +17,7 @@ def main() -> int:
     Returns:
         The exit code: 0 when the time is over, or after SIGTERM or SIGINT as target.
     """
+    open_closed_streams()
     # The native code handles SIGINT; Python must not raise an exception for it as well.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return _native.run_transfer_bench(sys.argv[1:])

@@ -237,3 +237,16 @@ def test_single_empty_files(store, tmp_path):
     done = on(store, "get", "copy", f"{tmp_path}/file")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "file").read_bytes() == b""
+
+
+def test_keys_with_an_empty_part_are_named_as_left_out(store, tmp_path):
+    for key in ("run//a", "run/a", "run/b/", "running/"):
+        store.put(key, b"x")
+    done = on(store, "get", "-r", "run", str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "wrote 1 file (1 B)\n")
+    assert "2 left out, since a part of the key has no name: run//a, run/b/" in done.stderr
+    assert "mooncake get KEY FILE" in done.stderr
+    done = on(store, "get", "-r", "run/b*", str(tmp_path))
+    assert done.returncode == 1
+    assert "1 left out, since a part of the key has no name: run/b/" in done.stderr
+    assert "no file matches" in done.stderr

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 
 from mooncake._api.store import Store, StoreConfig
 from mooncake._command.files import hinting
+from mooncake._command.output import CommandError
 from mooncake._command.parser import add_metadata, seconds, sizes
 from mooncake._units import format_bytes
 
@@ -125,9 +126,7 @@ def _connected(master: str, metadata: str) -> Iterator[Store]:
 
 
 def _measure(store: Store, size: int, seconds: float) -> Iterator[Measurement]:
-    value, target = bytearray(os.urandom(min(size, 1 << 20))), bytearray(size)
-    value *= -(-size // len(value))
-    del value[size:]
+    value, target = _memory(size)
     prefix = f"mooncake-bench/{os.getpid()}/"
     # Few enough keys that the pool holds them all, including old values that wait to be freed.
     keys = [f"{prefix}{number}" for number in range(max(2, min(64, (64 << 20) // size)))]
@@ -147,6 +146,22 @@ def _measure(store: Store, size: int, seconds: float) -> Iterator[Measurement]:
         yield _timed("get", size, seconds, lambda number: store.get(keys[number % len(keys)]))
     finally:
         store.clear(prefix, force=True)
+
+
+def _memory(size: int) -> tuple[bytearray, bytearray]:
+    """Return a value and the memory that it is read into.
+
+    Raises:
+        CommandError: There is no memory for them.
+    """
+    try:
+        value, target = bytearray(os.urandom(min(size, 1 << 20))), bytearray(size)
+        value *= -(-size // len(value))
+    except (MemoryError, OverflowError) as error:
+        text = f"no memory for two values of {format_bytes(size)}"
+        raise CommandError(text, "Give smaller --sizes.") from error
+    del value[size:]
+    return value, target
 
 
 def _copy(value: bytearray, target: bytearray) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+from mooncake._standard_streams import open_closed_streams
+
 __all__ = ["main"]
 
 _INTERRUPTED = 130
@@ -16,6 +18,7 @@ def main() -> int:
     Returns:
         The exit code, as of `mooncake._command.main.main`.
     """
+    open_closed_streams()
     # A shell lets commands that it runs in the background ignore the signal.
     is_handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_handled:

@@ -7,6 +7,7 @@ import difflib
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -65,6 +66,10 @@ def run(options: argparse.Namespace) -> int:
         report(error)
         code: int = options.exit_code_of_failure
         return _WRONG_USAGE if isinstance(error, UsageError) else code
+    except Exception:  # noqa: BLE001 - Python would exit with 1
+        # Python's own code of an exception would say that an object is missing.
+        traceback.print_exc()
+        return int(options.exit_code_of_failure)
 
 
 class _Function(NamedTuple):

@@ -49,7 +49,32 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, and remember the words for errors."""
         self._words = list(sys.argv[1:] if args is None else args)
-        return super().parse_known_args(self._words, namespace)
+        return super().parse_known_args(self._options_first(self._words), namespace)
+
+    def _options_first(self, words: list[str]) -> list[str]:
+        """Return words with the options before the keys and files, which may stand anywhere.
+
+        `argparse` gives an argument that may be absent no word after an option that follows it, as
+        in `put KEY --overwrite FILE`.
+        """
+        known = self._option_string_actions
+        if commands_of(self) or any(each.nargs not in (None, 0) for each in known.values()):
+            return words
+        options, others = list[str](), list[str]()
+        rest = iter(words)
+        for word in rest:
+            if word == "--":
+                others += [word, *rest]
+            elif self._parse_optional(word) is None:
+                others.append(word)
+            else:
+                options.append(word)
+                if word in known and known[word].nargs is None:
+                    value = next(rest, "--")
+                    if self._parse_optional(value) is not None:
+                        return words  # the option has no value, which is an error
+                    options.append(value)
+        return options + others
 
     def error(self, message: str) -> NoReturn:
         """Print the usage of the command that is given and the error, and exit with code 2."""

@@ -58,7 +58,7 @@ _REPORT_S = 5.0
 _RETURN_S = 10.0
 _ROUNDED = "each copy takes a multiple of 8 bytes, from 4 KiB on of 64"
 _ROUNDING_SHOWS_BYTES = 64 << 10
-_JOB = re.compile(r"(\d+)-(\d+)")
+_JOB = re.compile(r"(\d{1,20})-(\d{1,20})")
 _HELD = {
     "free_bytes": "free",
     "evictable_bytes": "objects that may be evicted",
@@ -577,9 +577,10 @@ def add_drain_options(parser: argparse.ArgumentParser) -> None:
 
 def _job(text: str) -> tuple[int, int]:
     found = _JOB.fullmatch(text)
-    if found is None:
+    halves = tuple(map(int, found.groups())) if found else ()
+    if not halves or max(halves) >= 1 << 64:
         raise argparse.ArgumentTypeError(f"not the id of a job: {text!r}")
-    return int(found[1]), int(found[2])
+    return halves[0], halves[1]
 
 
 def drain(options: argparse.Namespace) -> int:

@@ -106,7 +106,12 @@ def get_tree(store: Store, options: argparse.Namespace) -> int:
     """
     (folder,) = options.files
     pattern = os.fsdecode(options.key).strip("/")
-    moves = _stored_files(store, pattern, folder)
+    moves, unnamed = _stored_files(store, pattern, folder)
+    if unnamed:
+        shown = ", ".join(map(quoted, unnamed[:_NAMED_MAX]))
+        shown += ", …" if len(unnamed) > _NAMED_MAX else ""
+        text = f"{len(unnamed)} left out, since a part of the key has no name: {shown}"
+        print(f"mooncake: {text}\n  hint: {_ONE_BY_ONE}", file=sys.stderr)
     if not moves:
         what = "matches" if has_magic(pattern) else "is below"
         text = f"no file {what} {quoted(pattern)}"
@@ -161,8 +166,10 @@ def _regular_files(name: str) -> Iterator[str]:
             yield from _regular_files(each.path)
 
 
-def _stored_files(store: Store, pattern: str, folder: str) -> list[_Move]:
+def _stored_files(store: Store, pattern: str, folder: str) -> tuple[list[_Move], list[str]]:
     """Return the files of a prefix or a pattern, with the local names that they get.
+
+    Also returns the keys with an empty part, which no file can have.
 
     Raises:
         CommandError: A key has a name that leads out of the folder, or is both a file and a folder.
@@ -170,7 +177,8 @@ def _stored_files(store: Store, pattern: str, folder: str) -> list[_Move]:
     native, base = store._native, fixed_part(pattern) if has_magic(pattern) else pattern
     is_match = matcher(pattern) if has_magic(pattern) else None
     found: dict[str, int] = {}
-    for each in entries(native, base, depth=None):
+    unnamed: list[str] = []
+    for each in entries(native, base, depth=None, unnamed=unnamed):
         if each.size is not None and (is_match is None or is_match(each.path)):
             found[each.path] = each.size
     if not found and is_match is None:
@@ -190,7 +198,9 @@ def _stored_files(store: Store, pattern: str, folder: str) -> list[_Move]:
                 text = f"{quoted(above)} is a file, and {quoted(path)} needs a folder of that name"
                 raise CommandError(f"{text}; nothing was written", _ONE_BY_ONE)
         moves.append(_Move(path, os.path.join(folder, *parts), size))
-    return moves
+    if is_match is not None:
+        unnamed = list(filter(is_match, unnamed))
+    return moves, unnamed
 
 
 class _Counted:

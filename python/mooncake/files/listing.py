@@ -52,7 +52,13 @@ def entry(native: Native, path: str) -> Entry | None:
 
 
 def entries(
-    native: Native, directory: str, *, depth: int | None, stem: str = "", page: int = 0
+    native: Native,
+    directory: str,
+    *,
+    depth: int | None,
+    stem: str = "",
+    page: int = 0,
+    unnamed: list[str] | None = None,
 ) -> Iterator[Entry]:
     """Iterate over files and directories below a directory, in the byte order of the keys.
 
@@ -65,6 +71,7 @@ def entries(
         depth: Number of levels; None is all.
         stem: Beginning of the names in the directory.
         page: Number of keys of each call; 0 is as many as a call returns.
+        unnamed: Gets the keys that no path names.
     """
     base = encoded(f"{directory}/") if directory else b""
     after, last_directories = None, list[bytes]()
@@ -74,6 +81,8 @@ def entries(
         found = list[Entry | int]()
         for key, size, is_complete, *_ in keys:
             parts = key[len(base) :].split(b"/")
+            if is_complete and b"" in parts and unnamed is not None:
+                unnamed.append(decoded(key))
             if not is_complete or b"" in parts:
                 continue
             directories = parts[:-1] if depth is None else parts[:-1][:depth]

@@ -84,6 +84,8 @@ def parsed(text: str, name: str) -> dict[str, Any]:
     is_json = text.lstrip().startswith(("{", "["))
     try:
         value = json.loads(text) if is_json else load_yaml(text)
+    except RecursionError as error:
+        raise UnreadableError(f"{name} has too many values inside one another") from error
     except ValueError as error:
         raise UnreadableError(f"{name} is no {'JSON' if is_json else 'YAML'}: {error}") from error
     if not isinstance(value, dict) or not value:

@@ -136,7 +136,7 @@ def _device_names(findings: Findings, devices: Any) -> list[str]:
     if isinstance(devices, str) and devices.lstrip().startswith("{"):
         try:
             devices = json.loads(devices)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             text = f"is no map from rank to devices: {error}"
             findings.add("error", "device_name", text, 'Write as {"0": "mlx5_0"}.')
             return []
