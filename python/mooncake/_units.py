@@ -35,7 +35,12 @@ def parse_size(size: int | str) -> int:
             raise ValueError(f"not a size: {size!r}; write a number with B, KB, MB, GB or TB")
         number, unit = match[1], (match[2] or "").lower()
         shift = _SHIFTS[unit]
-        return int(number) << shift if number.isdigit() else int(float(number) * (1 << shift))
+        if number.isdigit():
+            return int(number) << shift
+        value = float(number) * (1 << shift)
+        if value == math.inf:
+            raise ValueError(f"not a size: {size!r}; it is too large")
+        return int(value)
     if isinstance(size, bool):
         raise TypeError("a size is a number of bytes, or text; not bool")
     if not 0 <= size < math.inf:

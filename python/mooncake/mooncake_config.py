@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +88,8 @@ class MooncakeConfig:
             size = getattr(self, field)
             if size < 0:
                 raise ValueError(f"Invalid {field}: {size}. Size must be non-negative.")
+        if not 0 <= self.client_http_port < 65536:
+            raise ValueError(f"Invalid client_http_port: {self.client_http_port} is not a port")
 
     @staticmethod
     def from_file(file_path: str) -> MooncakeConfig:
@@ -166,21 +169,38 @@ def _from_settings(settings: dict[str, Any]) -> MooncakeConfig:
         protocol=settings.get("protocol", "tcp"),
         device_name=settings.get("device_name", ""),
         master_server_address=settings["master_server_address"],
-        enable_ssd_offload=_bool(settings.get("enable_ssd_offload", False)),
+        enable_ssd_offload=_flag(settings, "enable_ssd_offload", default=False),
         ssd_offload_path=settings.get("ssd_offload_path") or "",
         tenant_id="default" if tenant is None else tenant,
-        enable_client_http_server=_bool(settings.get("enable_client_http_server", False)),
-        client_http_port=int(settings.get("client_http_port", 9300)),
-        enable_ssd_prefetch=_bool(settings.get("enable_ssd_prefetch", True)),
-        ssd_prefetch_cooldown_sec=int(settings.get("ssd_prefetch_cooldown_sec", 5)),
-        ssd_prefetch_dedup_ttl_sec=int(settings.get("ssd_prefetch_dedup_ttl_sec", 30)),
-        ssd_get_wait_ms=int(settings.get("ssd_get_wait_ms", 10)),
+        enable_client_http_server=_flag(settings, "enable_client_http_server", default=False),
+        client_http_port=_integer(settings, "client_http_port", 9300),
+        enable_ssd_prefetch=_flag(settings, "enable_ssd_prefetch", default=True),
+        ssd_prefetch_cooldown_sec=_integer(settings, "ssd_prefetch_cooldown_sec", 5),
+        ssd_prefetch_dedup_ttl_sec=_integer(settings, "ssd_prefetch_dedup_ttl_sec", 30),
+        ssd_get_wait_ms=_integer(settings, "ssd_get_wait_ms", 10),
     )
 
 
 def _size(settings: dict[str, Any], field: str, default: int) -> int:
+    return _number(_parse_segment_size, field, settings.get(field, default))
+
+
+def _integer(settings: dict[str, Any], field: str, default: int) -> int:
+    return _number(int, field, settings.get(field, default))
+
+
+def _number(convert: Callable[[Any], int], field: str, value: Any) -> int:
     try:
-        return _parse_segment_size(settings.get(field, default))
+        if isinstance(value, bool):
+            raise TypeError(f"{value} is no number")
+        return convert(value)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise ValueError(f"Invalid {field}: {error}") from error
+
+
+def _flag(settings: dict[str, Any], field: str, *, default: bool) -> bool:
+    try:
+        return _bool(settings.get(field, default))
     except ValueError as error:
         raise ValueError(f"Invalid {field}: {error}") from error
 

@@ -65,7 +65,19 @@ def test_config_file_needs_required_fields(tmp_path, field):
         ({"protocol": ""}, "protocol"),
         ({"global_segment_size": -1}, "Invalid global_segment_size: -1. Size must be non-negative"),
         ({"global_segment_size": ""}, "global_segment_size"),
-        ({"enable_ssd_offload": "maybe"}, "Invalid boolean value: maybe"),
+        (
+            {"enable_ssd_offload": "maybe"},
+            "Invalid enable_ssd_offload: Invalid boolean value: maybe",
+        ),
+        ({"global_segment_size": None}, "Invalid global_segment_size: "),
+        ({"global_segment_size": [1]}, "Invalid global_segment_size: "),
+        ({"global_segment_size": True}, "Invalid global_segment_size: True is no number"),
+        ({"global_segment_size": float("inf")}, "Invalid global_segment_size: "),
+        ({"local_buffer_size": "9" * 400 + ".5"}, "Invalid local_buffer_size: .* too large"),
+        ({"client_http_port": None}, "Invalid client_http_port: "),
+        ({"client_http_port": -1}, "Invalid client_http_port: -1 is not a port"),
+        ({"client_http_port": "65536"}, "Invalid client_http_port: 65536 is not a port"),
+        ({"ssd_get_wait_ms": "soon"}, "Invalid ssd_get_wait_ms: "),
     ],
 )
 def test_rejects_config_file_with_invalid_value(tmp_path, change, text):
