@@ -155,6 +155,37 @@ def test_waiting_acquire_gets_released_memory(pool):
         lease.release()
 
 
+def test_waiter_gets_memory_of_a_lease_that_the_collector_ends(compat_store, monkeypatch):
+    pool = BufferPool(compat_store)
+    allocate = BufferPool._reuse_or_allocate
+
+    def collecting(self, size):
+        # The collector runs in the middle of a change.
+        gc.collect()
+        return allocate(self, size)
+
+    monkeypatch.setattr(BufferPool, "_reuse_or_allocate", collecting)
+    got = []
+    waiting = threading.Thread(target=lambda: got.append(pool.acquire(16 * MIB, timeout=20)))
+    cycle = [pool.acquire(20 * MIB)]
+    cycle.append(cycle)
+    gc.disable()
+    try:
+        del cycle
+        waiting.start()
+        while not pool._condition._waiters:
+            assert waiting.is_alive()
+            time.sleep(0.001)
+        held = pool.acquire(4 * MIB)
+        waiting.join()
+    finally:
+        gc.enable()
+    assert len(got) == 1
+    for lease in (held, *got):
+        lease.release()
+    pool.close()
+
+
 def test_pool_needs_a_store_with_a_local_buffer(compat_store):
     with pytest.raises(RuntimeError, match="not initialized"):
         BufferPool(None)

@@ -266,6 +266,8 @@ class BufferPool:
         try:
             yield
         finally:
+            if self._deferred:
+                self._condition.notify_all()
             while self._deferred:
                 self._end_lease(*self._deferred.pop())
             self._is_changing = False
