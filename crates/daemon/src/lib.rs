@@ -6,9 +6,9 @@
 //! | Layer | File | Content |
 //! |---|---|---|
 //! | settings | [`config`], [`limits`] | options of the program; limits of connections |
-//! | tables | [`client_table`], [`fence_tracker`], [`counters`] | dummy clients with their processes and connections; fences of their reads; counters |
+//! | tables | [`client_table`], [`owed_releases`], [`fence_tracker`], [`counters`] | dummy clients with their processes and connections; what the master must still be told of those that are gone; fences of their reads; counters |
 //! | the system | [`listeners`], [`process`], [`waker`] | sockets; the process at the other end of one; wakes the thread that watches |
-//! | calls | [`dummy_clients`], [`connection`], [`watch`] | registration and forwarding; one connection; processes that exit |
+//! | calls | [`dummy_clients`], [`connection`], [`watch`] | registration and forwarding; one connection; processes that exit, and what is due |
 //! | entry points | [`relay`], [`daemon`], [`run`](mod@run) | accepts dummy clients; a running daemon; the whole program, called by the binary and the Python package |
 #![warn(missing_docs)]
 
@@ -21,6 +21,7 @@ mod dummy_clients;
 mod fence_tracker;
 mod limits;
 mod listeners;
+mod owed_releases;
 mod process;
 pub mod relay;
 pub mod run;

@@ -12,6 +12,9 @@ pub struct RelayLimits {
     pub greeting_timeout: Duration,
     /// Time limit for each frame, from its first byte to its last, in both directions.
     pub frame_timeout: Duration,
+    /// Time after which a dummy client without connections is forgotten while its process lives. A
+    /// client that is in use has a connection all the time, for its heartbeats.
+    pub unconnected_max: Duration,
     /// Serves only processes of this user and of root, over the Unix socket. Over TCP the greeting
     /// names that socket, and calls are refused.
     pub own_user_only: bool,
@@ -23,6 +26,7 @@ impl Default for RelayLimits {
             connections_max: 4096,
             greeting_timeout: Duration::from_secs(10),
             frame_timeout: Duration::from_secs(30),
+            unconnected_max: Duration::from_secs(30),
             own_user_only: false,
         }
     }

@@ -92,7 +92,10 @@ impl Relay {
             daemon: Some(daemon),
             ..ServerGreeting::default()
         };
-        let dummy_clients = Arc::new(DummyClients::new(link, host, tenant, rpc_timeout, waker));
+        let unconnected_max = limits.unconnected_max;
+        let dummy_clients =
+            DummyClients::new(link, host, tenant, rpc_timeout, unconnected_max, waker);
+        let dummy_clients = Arc::new(dummy_clients);
         let connections = Connections::new(ConnectionLimits {
             count: limits.connections_max,
             overflow: Overflow::Close,
