@@ -8,9 +8,10 @@ import os
 import re
 import subprocess
 import sys
+import time
 
 import pytest
-from conftest import MIB, MasterProcess, set_up
+from conftest import MIB, PROMPT_S, MasterProcess, set_up
 
 import mooncake
 from mooncake._units import parse_size
@@ -199,6 +200,34 @@ def test_master_rejects_an_unknown_flag():
     )
     assert done.returncode == 1
     assert b"rpc_port" in done.stderr
+
+
+@pytest.mark.parametrize("module", ["cli", "cli_client"])
+def test_closed_standard_streams_go_to_dev_null(module, master: MasterProcess, tmp_path):
+    ports = tmp_path / "ports.json"
+    flags = {
+        "cli": ["--rpc_port=0", "--metrics_port=0"],
+        "cli_client": [
+            "--port=0",
+            "--global_segment_size=1MB",
+            "--metadata_server=P2PHANDSHAKE",
+            f"--master_server_address={master.address}",
+        ],
+    }
+    command = [sys.executable, "-m", f"mooncake.{module}", f"--ports_file={ports}"]
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+    with subprocess.Popen([*closed, *command, *flags[module]]) as process:
+        try:
+            deadline = time.monotonic() + PROMPT_S
+            while not ports.exists():
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            opened = [os.readlink(f"/proc/{process.pid}/fd/{number}") for number in range(3)]
+            assert opened == ["/dev/null"] * 3
+        finally:
+            process.terminate()
+    assert process.returncode == 0
 
 
 def program(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
