@@ -47,6 +47,7 @@ impl Engine {
             return Err(peer.unreachable());
         }
         inner.devices.find_loaded();
+        inner.drop_lost_peers();
         let now = inner.openings.fetch_add(1, Ordering::Relaxed);
         let mut peers = inner.peers.write();
         let peer = Arc::clone(peers.entry(segment_name.to_owned()).or_insert(peer));
@@ -72,6 +73,25 @@ impl Inner {
             transports: &self.transports,
             metrics: &self.metrics,
             connect_timeout: self.config.connect_timeout,
+        }
+    }
+
+    /// Drops the paths that are lost, and forgets the peers that have no other. A peer that is opened or
+    /// used again is resolved anew.
+    pub(super) fn drop_lost_peers(&self) {
+        let opened: Vec<_> = self.peers.read().values().cloned().collect();
+        let lost: Vec<_> = opened.iter().filter(|peer| peer.drop_dead_paths()).collect();
+        if lost.is_empty() {
+            return;
+        }
+        let mut peers = self.peers.write();
+        for peer in lost {
+            // Another thread may have connected the peer, or opened another engine under the name.
+            if peers.get(peer.name()).is_some_and(|known| Arc::ptr_eq(known, peer))
+                && peer.transport().is_none()
+            {
+                peers.remove(peer.name());
+            }
         }
     }
 

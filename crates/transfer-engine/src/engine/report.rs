@@ -82,7 +82,7 @@ impl Engine {
         *self.inner.republisher.lock() = Some(task);
     }
 
-    /// Starts the task that closes connections which were not used for a while.
+    /// Starts the task that closes connections which were not used for a while, and drops lost paths.
     fn close_idle_on(&self, runtime: &Handle) {
         let engine = Arc::downgrade(&self.inner);
         let task = runtime.spawn(async move {
@@ -91,6 +91,7 @@ impl Engine {
                 let Some(inner) = engine.upgrade() else { return };
                 let now = SystemClock.now();
                 inner.transports.iter().for_each(|transport| transport.close_idle(now));
+                inner.drop_lost_peers();
             }
         });
         *self.inner.idle_closer.lock() = Some(task);

@@ -52,6 +52,8 @@ struct KnownPeer {
 enum Slot {
     Untried,
     Open(Arc<dyn Path>),
+    /// The path was lost and is dropped.
+    Dead,
     Refused(Error),
 }
 
@@ -194,6 +196,23 @@ impl Peer {
         open.iter().for_each(|path| path.close());
     }
 
+    /// Drops the paths that are lost, with their sockets and mappings. Returns whether that leaves the
+    /// peer without a path.
+    pub(crate) fn drop_dead_paths(&self) -> bool {
+        let is_dead = |slot: &Slot| matches!(slot, Slot::Open(path) if !path.is_alive());
+        let mut dropped = Vec::new();
+        if self.state.read().slots.iter().any(is_dead) {
+            let mut state = self.state.write();
+            let dead = state.slots.iter_mut().filter(|slot| is_dead(slot));
+            dropped.extend(dead.map(|slot| std::mem::replace(slot, Slot::Dead)));
+        }
+        // Closing a path may take other locks.
+        drop(dropped);
+        let state = self.state.read();
+        let has_path = state.slots.iter().any(|slot| matches!(slot, Slot::Open(_)));
+        !has_path && state.slots.iter().any(|slot| matches!(slot, Slot::Dead))
+    }
+
     /// Returns the path in a slot, if it is open.
     pub(crate) fn open_path(&self, index: usize) -> Option<Arc<dyn Path>> {
         self.open_path_to(None, index)
@@ -297,8 +316,20 @@ impl Peer {
         match &state.slots[index] {
             Slot::Untried => None,
             Slot::Open(path) if path.is_alive() => Some(PathState::Open(Arc::clone(path))),
-            Slot::Open(_) => Some(PathState::Dead),
+            Slot::Open(_) | Slot::Dead => Some(PathState::Dead),
             Slot::Refused(_) => Some(PathState::None),
+        }
+    }
+
+    /// Waits for the thread that resolves the peer or opens a path. `None`: the time is over.
+    fn lock_reconnect(&self, deadline: Moment) -> Option<TimedMutexGuard<'_, Reconnect>> {
+        loop {
+            // Bounded, so that a deadline at the end of time does not overflow the clock.
+            let wait = call_limit::next_wait(deadline).min(Duration::from_secs(3600));
+            let taken = self.reconnect.take_within(wait);
+            if taken.is_some() || wait.is_zero() {
+                return taken;
+            }
         }
     }
 

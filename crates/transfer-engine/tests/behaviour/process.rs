@@ -180,3 +180,38 @@ fn withdrawn_memory_is_not_written_by_a_busy_peer() {
         }
     }
 }
+
+/// Returns the number of open sockets of this process.
+fn sockets() -> usize {
+    let files = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(Result::ok);
+    let links = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+    links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
+}
+
+#[test]
+fn killed_peers_keep_no_socket_once_another_is_opened() {
+    let runtime = runtime();
+    let engine = start(Some(TransportKind::Shm), &runtime);
+    let live = ChildPeer::start();
+    engine.open(&live.segment, soon()).unwrap();
+    let before = sockets();
+    for _ in 0..4 {
+        let mut child = ChildPeer::start();
+        // A store of the application may hold the peer for long.
+        let peer = engine.open(&child.segment, soon()).unwrap();
+        std::mem::forget(std::sync::Arc::clone(&peer));
+        child.kill();
+        let until = Instant::now() + AT_ONCE;
+        while peer.transport().is_some() {
+            assert!(Instant::now() < until, "the end of the link is noticed");
+            std::thread::yield_now();
+        }
+    }
+    assert_eq!(engine.snapshot().peers.len(), 2, "the last one is dropped at the next opening");
+    let last = ChildPeer::start();
+    let peer = engine.open(&last.segment, soon()).unwrap();
+    assert_eq!(engine.snapshot().peers.len(), 2);
+    assert_eq!(sockets(), before + 1);
+    assert_eq!(peer.transport(), Some(TransportKind::Shm));
+    assert!(engine.open(&live.segment, soon()).unwrap().transport().is_some());
+}
