@@ -11,6 +11,7 @@ import pytest
 from conftest import PROMPT_S
 from engine_peers import EnginePeer, Memory, start_engine, start_peer
 
+import mooncake
 from mooncake.engine import Read, TransferEngine, TransferNotify, TransferOpcode, Write
 
 CHUNK = 256
@@ -204,6 +205,18 @@ def test_notifications_follow_their_bytes_in_order(pair):
     assert pair.near.transfer_sync(segment, here.address, 4096, 10, Write, only) == -1
     assert pair.far.ask("notifies") == []
     assert pair.near.get_notifies() == []
+
+
+def test_too_long_notification_moves_no_bytes(pair):
+    here, segment = Memory.of(b"0123456789"), pair.far.segment
+    before = pair.far.bytes_at(pair.far.managed, 10)
+    message = TransferNotify("long", "x" * (1 << 20))
+    assert (
+        pair.near.transfer_sync(segment, here.address, pair.far.managed, 10, Write, message) == -1
+    )
+    assert "MC_HANDSHAKE_MAX_LENGTH" in str(mooncake.last_error())
+    assert pair.far.bytes_at(pair.far.managed, 10) == before != b"0123456789"
+    assert pair.far.ask("notifies") == []
 
 
 def test_keywords_have_upstreams_names(pair):

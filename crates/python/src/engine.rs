@@ -101,6 +101,8 @@ impl Engine {
         let notification = notify.map(|(name, message)| Notification { name, message });
         let hint = TransportKind::from_name(hint);
         self.call(py, |running| {
+            let checked = |sent| running.engine()?.check_notification(sent);
+            notification.as_ref().map_or(Ok(()), checked)?;
             let mut entries = batch.into_entries();
             let opcode = opcode(is_write);
             let served = transfer_batch(running, segment, opcode, deadline, hint, &mut entries)?;

@@ -13,6 +13,7 @@ pub mod codec;
 pub(crate) mod proof;
 pub mod server;
 
+pub(crate) use client::notification_length;
 pub use client::{fetch_descriptor, notify, probe, request};
 pub use codec::{Message, MessageKind, Notification};
 pub use server::{HandshakeServer, HandshakeSettings};

@@ -97,10 +97,28 @@ impl Engine {
         Ok(batches.iter().map(wait).collect())
     }
 
+    /// Checks whether a notification is short enough to be sent, so that a caller learns that before it
+    /// moves bytes that the notification announces. The owner is assumed to have the limit of this engine.
+    ///
+    /// # Errors
+    /// The notification is too long.
+    pub fn check_notification(&self, notification: &Notification) -> Result<()> {
+        let config = &self.inner.config;
+        let length = handshake::notification_length(notification, config.token.is_some());
+        if length <= config.handshake_bytes_max {
+            return Ok(());
+        }
+        let text = "the notification is too long; raise MC_HANDSHAKE_MAX_LENGTH on both sides";
+        Err(Error::invalid(text)
+            .with("length", length)
+            .with("length_max", config.handshake_bytes_max))
+    }
+
     /// Sends a notification to the owner of a segment, and waits until it is delivered.
     ///
     /// # Errors
-    /// The segment is unknown, or its owner cannot be reached or has too many notifications queued.
+    /// The notification is too long, the segment is unknown, or its owner cannot be reached or has
+    /// too many notifications queued.
     pub fn notify(
         &self,
         segment_name: &str,
@@ -108,6 +126,7 @@ impl Engine {
         deadline: Moment,
     ) -> Result<()> {
         self.inner.check_usable()?;
+        self.check_notification(notification)?;
         let endpoint = self.inner.metadata.locate(segment_name, deadline)?;
         handshake::notify(&endpoint, notification, self.inner.config.token.as_ref(), deadline)
             .map_err(|error| self.inner.count_refusal(error).with("segment", segment_name))

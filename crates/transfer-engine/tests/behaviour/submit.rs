@@ -174,6 +174,25 @@ fn notifications_arrive_once_and_in_order() {
 }
 
 #[test]
+fn notification_is_refused_from_the_length_limit_on() {
+    const BYTES_MAX: usize = 1 << 20;
+    let pair = Pair::over_tcp();
+    let send = |length: usize| {
+        let notification = Notification { name: String::new(), message: "x".repeat(length) };
+        let checked = pair.near.check_notification(&notification);
+        let sent = pair.near.notify(pair.far.segment_name(), &notification, soon());
+        assert_eq!(checked.is_ok(), sent.is_ok());
+        sent
+    };
+    let overhead = Notification::default().to_json().len() + 1;
+    send(BYTES_MAX - overhead).unwrap();
+    let error = send(BYTES_MAX - overhead + 1).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.to_string().contains("MC_HANDSHAKE_MAX_LENGTH"), "{error}");
+    assert_eq!(pair.far.take_notifications().len(), 1);
+}
+
+#[test]
 fn managed_buffers_are_accessible_until_freed() {
     let pair = Pair::over_shm();
     let buffers = ManagedBuffers::new(pair.far.clone());

@@ -12,7 +12,7 @@ use mooncake_os::{
 };
 
 use super::{
-    codec::{self, MESSAGE_BYTES_MAX_DEFAULT, Message, MessageKind, Notification},
+    codec::{self, KIND_BYTES, MESSAGE_BYTES_MAX_DEFAULT, Message, MessageKind, Notification},
     proof,
 };
 use crate::{
@@ -133,6 +133,12 @@ pub fn fetch_descriptor(
 /// Those of [`request`].
 pub fn probe(endpoint: &Endpoint, deadline: Moment) -> Result<()> {
     request(endpoint, &Message::new(MessageKind::Probe, *b"{}"), deadline).map(drop)
+}
+
+/// Returns the length of the message for a notification, as its receiver counts it.
+pub(crate) fn notification_length(notification: &Notification, is_sealed: bool) -> usize {
+    let seal = if is_sealed { proof::SEAL_BYTES } else { 0 };
+    KIND_BYTES + seal + notification.to_json().len()
 }
 
 /// Delivers a notification; with a token, only to a peer with the same token.

@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 /// Length of the length prefix.
 pub const LENGTH_BYTES: usize = 8;
 
+/// Length of the type byte.
+pub(crate) const KIND_BYTES: usize = 1;
+
 /// Upstream's limit of a request, including the type byte.
 pub const MESSAGE_BYTES_MAX_DEFAULT: usize = 1 << 20;
 
