@@ -2,7 +2,7 @@
 //!
 //! A submitted batch waits in a bounded queue for one of a few worker threads. The threads start
 //! with the first batch and end after an idle time. A caller that submits to a full queue waits for
-//! space. The result of a batch is kept until it is taken.
+//! space. The result of a batch is kept until it is taken; too many results refuse further batches.
 
 use std::{sync::Arc, time::Duration};
 
@@ -30,10 +30,11 @@ impl Engine {
     /// Queues entries for the worker threads and returns. Their memory belongs to the transfer
     /// until the batch has ended. The caller itself moves a small batch that stays on this host.
     ///
-    /// Waits while the queue is full. Keeps at most 65536 results that were not taken.
+    /// Waits while the queue is full. At most 65536 batches run or have a result that was not taken.
     ///
     /// # Errors
-    /// The engine is closed, no thread can be started, or the queue was full until the deadline.
+    /// The engine is closed, no thread can be started, the queue was full until the deadline, or
+    /// too many results were not taken.
     pub fn submit(
         &self,
         peer: Arc<Peer>,
@@ -60,8 +61,10 @@ impl Engine {
         self.inner.check_usable()?;
         let leaves = matches!(hint, Some(TransportKind::Tcp | TransportKind::Rdma));
         if !leaves && is_small(&peer, &entries) {
+            let batch = self.inner.workers.insert(deadline)?;
             self.transfer_hinted(&peer, opcode, &mut entries, deadline, hint);
-            return Ok(self.inner.workers.insert_completed(BatchStatus::of(&entries, deadline)));
+            self.inner.workers.complete(batch, BatchStatus::of(&entries, deadline));
+            return Ok(batch);
         }
         // Weak, so that a queued batch keeps no engine open.
         let engine = Arc::downgrade(&self.inner);

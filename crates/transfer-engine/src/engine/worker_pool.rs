@@ -23,11 +23,14 @@ const THREADS_MAX: usize = 4;
 /// Maximum number of queued batches.
 const QUEUE_MAX: usize = 1024;
 
-/// Maximum number of results that are kept until they are taken.
-const RESULTS_MAX: usize = 65_536;
+/// Maximum number of batches that run or whose result was not taken.
+const BATCHES_MAX: usize = 65_536;
 
 /// How long a worker waits for work before it ends.
 const IDLE_MAX: Duration = Duration::from_secs(30);
+
+/// The interval at which a close that waits for transfers in flight says so.
+const CLOSE_WARNING_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A queued batch: moves its entries and returns its status.
 struct Job(Box<dyn FnOnce() -> BatchStatus + Send>);
@@ -61,7 +64,7 @@ struct JobQueue {
     completions: CompletionTable,
     idle: usize,
     alive: usize,
-    /// Number of batches that found the queue full until their deadline.
+    /// Number of batches that found the queue full until their deadline, or too many results waiting.
     refused: u64,
     is_closed: bool,
 }
@@ -70,21 +73,34 @@ impl Default for WorkerPool {
     fn default() -> Self {
         let state = JobQueue {
             queue: VecDeque::new(),
-            completions: CompletionTable::new(RESULTS_MAX),
+            completions: CompletionTable::new(BATCHES_MAX),
             idle: 0,
             alive: 0,
             refused: 0,
             is_closed: false,
         };
-        let shared =
-            PoolShared { state: Mutex::new(state), work: Condvar::new(), change: Condvar::new() };
+        let shared = PoolShared {
+            state: Mutex::new(state),
+            work: Condvar::new(),
+            change: Condvar::new(),
+            limit: CallLimit::new(None, true),
+        };
         Self { shared: Arc::new(shared), threads: Threads::unbounded() }
+    }
+}
+
+impl JobQueue {
+    fn insert(&mut self, deadline: Moment) -> Result<BatchId> {
+        self.completions.insert(deadline).inspect_err(|_| self.refused += 1)
     }
 }
 
 impl WorkerPool {
     /// Queues a batch, after waiting for space until its deadline. `run` moves the entries of the
     /// batch and returns by the deadline.
+    ///
+    /// # Errors
+    /// Those of [`Engine::submit`](super::Engine::submit).
     pub(super) fn submit(
         &self,
         deadline: Moment,
@@ -107,7 +123,7 @@ impl WorkerPool {
         if state.is_closed {
             return Err(closed());
         }
-        let batch = state.completions.insert(deadline);
+        let batch = state.insert(deadline)?;
         if state.idle <= state.queue.len() && state.alive < THREADS_MAX {
             let started = self.start_thread(&mut state);
             if let Err(error) = started
@@ -130,12 +146,13 @@ impl WorkerPool {
         (QueueSnapshot { waiting, limit: QUEUE_MAX, refused }, state.alive)
     }
 
-    /// Adds a batch that its caller has moved already.
-    pub(super) fn insert_completed(&self, status: BatchStatus) -> BatchId {
-        let mut state = self.shared.state.lock();
-        let batch = state.completions.insert(Moment::default());
-        state.completions.complete(batch, status);
-        batch
+    /// Adds a batch that its caller moves itself, and then [completes](Self::complete).
+    pub(super) fn insert(&self, deadline: Moment) -> Result<BatchId> {
+        self.shared.state.lock().insert(deadline)
+    }
+
+    pub(super) fn complete(&self, batch: BatchId, status: BatchStatus) {
+        self.shared.state.lock().completions.complete(batch, status);
     }
 
     pub(super) fn take_status(&self, batch: BatchId) -> Result<BatchStatus> {

@@ -145,6 +145,24 @@ fn unknown_batches_fail_and_empty_batches_are_done() {
 }
 
 #[test]
+fn batch_is_refused_while_too_many_results_wait() {
+    const BATCHES_MAX: usize = 65_536;
+    let pair = Pair::over_memory();
+    let submit = || {
+        let peer = std::sync::Arc::clone(&pair.peer);
+        pair.near.submit(peer, Opcode::Write, Vec::new(), soon())
+    };
+    let batches: Vec<BatchId> = (0..BATCHES_MAX).map(|_| submit().unwrap()).collect();
+    let error = submit().unwrap_err();
+    assert!(error.to_string().contains("results"), "{error}");
+    assert_eq!(pair.near.snapshot().batches.refused, 1);
+    assert!(matches!(pair.near.status(batches[0]), Ok(BatchStatus::Done)));
+    let last = submit().unwrap();
+    let ends = pair.near.wait(&[&batches[1..], &[last]].concat()).unwrap();
+    assert!(ends.iter().all(|end| matches!(end, BatchStatus::Done)));
+}
+
+#[test]
 fn closed_engine_refuses_batches_and_queries() {
     let pair = Pair::over_tcp();
     let peer = std::sync::Arc::clone(&pair.peer);

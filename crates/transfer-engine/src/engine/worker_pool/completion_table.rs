@@ -1,19 +1,17 @@
 //! The status of each submitted batch.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
-use mooncake_base::{Moment, Result};
+use mooncake_base::{Error, Moment, Result};
 
 use crate::engine::batch::{BatchId, BatchStatus};
 
-/// The batches of an engine, with a limit on results that are never taken.
+/// The batches of an engine, with a limit on results that are not taken.
 #[derive(Debug)]
 pub(super) struct CompletionTable {
     last: u64,
     entries: HashMap<BatchId, BatchState>,
-    /// Completed batches whose result is still in the table.
-    completed: BTreeSet<BatchId>,
-    completed_max: usize,
+    entries_max: usize,
 }
 
 #[derive(Debug)]
@@ -23,28 +21,31 @@ enum BatchState {
 }
 
 impl CompletionTable {
-    pub(super) fn new(completed_max: usize) -> Self {
-        Self { last: 0, entries: HashMap::new(), completed: BTreeSet::new(), completed_max }
+    /// Creates a table for that many batches: those that run, and those whose result waits.
+    pub(super) fn new(entries_max: usize) -> Self {
+        Self { last: 0, entries: HashMap::new(), entries_max }
     }
 
     /// Adds a running batch.
-    pub(super) fn insert(&mut self, deadline: Moment) -> BatchId {
+    ///
+    /// # Errors
+    /// The table is full; the result of another batch must be taken first.
+    pub(super) fn insert(&mut self, deadline: Moment) -> Result<BatchId> {
+        if self.entries.len() >= self.entries_max {
+            let text = "the results of too many batches wait: take those of earlier batches first";
+            return Err(Error::invalid(text).with("batches_max", self.entries_max));
+        }
         self.last += 1;
         let batch = BatchId::from_number(self.last);
         self.entries.insert(batch, BatchState::Running { deadline });
-        batch
+        Ok(batch)
     }
 
-    /// Records the result of a batch; the oldest result is dropped above the limit.
+    /// Records the result of a batch.
     pub(super) fn complete(&mut self, batch: BatchId, status: BatchStatus) {
-        // The waiter has given up and removed the batch.
-        let Some(entry) = self.entries.get_mut(&batch) else { return };
-        *entry = BatchState::Completed(status);
-        self.completed.insert(batch);
-        if self.completed.len() > self.completed_max
-            && let Some(oldest) = self.completed.pop_first()
-        {
-            self.entries.remove(&oldest);
+        // The waiter may have given up and removed the batch.
+        if let Some(entry) = self.entries.get_mut(&batch) {
+            *entry = BatchState::Completed(status);
         }
     }
 
@@ -61,10 +62,7 @@ impl CompletionTable {
                 self.entries.insert(batch, running);
                 Ok(BatchStatus::Running)
             }
-            Some(BatchState::Completed(status)) => {
-                self.completed.remove(&batch);
-                Ok(status)
-            }
+            Some(BatchState::Completed(status)) => Ok(status),
         }
     }
 
@@ -95,7 +93,7 @@ mod tests {
     use super::*;
 
     fn completed(completions: &mut CompletionTable) -> BatchId {
-        let batch = completions.insert(Moment::default());
+        let batch = completions.insert(Moment::default()).unwrap();
         completions.complete(batch, BatchStatus::Done);
         batch
     }
@@ -103,7 +101,7 @@ mod tests {
     #[test]
     fn result_is_returned_once() {
         let mut completions = CompletionTable::new(4);
-        let batch = completions.insert(Moment::default());
+        let batch = completions.insert(Moment::default()).unwrap();
         assert!(matches!(completions.take_status(batch), Ok(BatchStatus::Running)));
         completions.complete(batch, BatchStatus::Done);
         assert!(matches!(completions.take_status(batch), Ok(BatchStatus::Done)));
@@ -112,24 +110,27 @@ mod tests {
     }
 
     #[test]
-    fn untaken_results_are_bounded_and_running_batches_stay() {
+    fn full_table_refuses_batches_and_keeps_results() {
         let mut completions = CompletionTable::new(3);
-        let running = completions.insert(Moment::default());
-        let batches: Vec<_> = (0..10).map(|_| completed(&mut completions)).collect();
-        assert!(batches[..7].iter().all(|batch| completions.take_status(*batch).is_err()));
-        assert!(batches[7..].iter().all(|batch| completions.take_status(*batch).is_ok()));
-        assert!(matches!(completions.take_status(running), Ok(BatchStatus::Running)));
-        assert!(completions.completed.is_empty() && completions.entries.len() == 1);
+        let running = completions.insert(Moment::default()).unwrap();
+        let batches = [(); 2].map(|()| completed(&mut completions));
+        assert!(completions.insert(Moment::default()).is_err());
+        assert!(matches!(completions.take_status(batches[0]), Ok(BatchStatus::Done)));
+        let next = completed(&mut completions);
+        assert!(completions.insert(Moment::default()).is_err());
+        completions.complete(running, BatchStatus::Done);
+        for batch in [running, batches[1], next] {
+            assert!(matches!(completions.take_status(batch), Ok(BatchStatus::Done)));
+        }
+        assert!(completions.entries.is_empty());
     }
 
     #[test]
-    fn results_taken_out_of_order_evict_no_others() {
-        let mut completions = CompletionTable::new(3);
-        let first = completed(&mut completions);
-        for _ in 0..100 {
-            let batch = completed(&mut completions);
-            assert!(completions.take_status(batch).is_ok());
-        }
-        assert!(matches!(completions.take_status(first), Ok(BatchStatus::Done)));
+    fn result_of_a_batch_that_was_given_up_takes_no_place() {
+        let mut completions = CompletionTable::new(1);
+        let batch = completions.insert(Moment::default()).unwrap();
+        completions.remove(batch);
+        completions.complete(batch, BatchStatus::Done);
+        completed(&mut completions);
     }
 }
