@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import time
 from collections.abc import Iterator
@@ -318,6 +319,19 @@ def test_engine_ends_while_a_batch_is_stuck(stuck):
     assert near.initialize("127.0.0.1:5", "P2PHANDSHAKE", "tcp", "") == 0
     assert time.monotonic() - start < PROMPT_S
     assert near.send_probe(segment) == -102
+
+
+@pytest.mark.parametrize("stuck", [60.0], indirect=True)
+def test_stuck_batch_sends_nothing_after_its_engine(stuck, mortal):
+    near, _batch, here = stuck
+    with near:
+        pass
+    ctypes.memset(here.address, 3, 8 << 20)
+    mortal.process.send_signal(signal.SIGCONT)
+    other, there = start_engine(), Memory.of(bytes(8 << 20))
+    args = (mortal.segment, there.address, mortal.address, 8 << 20)
+    assert other.transfer_sync_read(*args) == 0
+    assert 3 not in there.content
 
 
 def test_unregistered_memory_is_unreachable(mortal):

@@ -65,6 +65,11 @@ impl CallLimit {
         self.0.is_interrupted.load(Ordering::Relaxed)
     }
 
+    /// Interrupts the call: its waits end within [`INTERRUPTION_POLL`] if the limit is interruptible.
+    pub fn interrupt(&self) {
+        self.0.is_interrupted.store(true, Ordering::Relaxed);
+    }
+
     /// Runs `call` on this thread under the limit. `interruption` is asked during waits.
     pub fn run<T>(&self, interruption: Option<Interruption>, call: impl FnOnce() -> T) -> T {
         let asked_at = SystemClock.now();
@@ -119,6 +124,11 @@ pub fn deadline() -> Option<Moment> {
         let limit = &active.as_ref()?.limit;
         if limit.is_interrupted() { Some(Moment::default()) } else { limit.0.deadline }
     })
+}
+
+/// Returns whether the call of this thread was interrupted.
+pub fn is_interrupted() -> bool {
+    CURRENT.with_borrow(|active| active.as_ref().is_some_and(|it| it.limit.is_interrupted()))
 }
 
 /// Returns whether the call has no time left, because of its deadline or an interruption.

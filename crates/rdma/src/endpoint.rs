@@ -18,6 +18,7 @@ use std::{
 
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Error, ErrorCode, Moment, Result};
+use mooncake_os::call_limit::{self, INTERRUPTION_POLL};
 use mooncake_verbs::{ConnectionSettings, Gid, PeerAddress, QueuePair};
 
 use crate::{
@@ -201,6 +202,9 @@ impl Endpoint {
     ) -> Result<Arc<Connection>> {
         let mut state = self.state.lock();
         loop {
+            if call_limit::is_interrupted() {
+                return Err(self.error("the caller no longer waits for the connection"));
+            }
             match &*state {
                 ConnectionState::Connected(connection) if connection.is_failed() => {
                     drop(state);
@@ -213,14 +217,14 @@ impl Endpoint {
                     if connection.is_confirmed.load(Ordering::Acquire) || left.is_zero() {
                         return Ok(Arc::clone(connection));
                     }
-                    self.changed.wait_for(&mut state, left);
+                    self.changed.wait_for(&mut state, left.min(INTERRUPTION_POLL));
                 }
                 ConnectionState::Opening(_) => {
                     let left = deadline.left(self.nic.now());
                     if left.is_zero() {
                         return Err(self.error("the deadline passed while devices were connected"));
                     }
-                    self.changed.wait_for(&mut state, left.min(Duration::from_secs(3600)));
+                    self.changed.wait_for(&mut state, left.min(INTERRUPTION_POLL));
                 }
                 ConnectionState::Unconnected => break,
             }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use mooncake_base::{Error, ErrorCode, Moment, Result};
-use mooncake_os::threads;
+use mooncake_os::{call_limit, threads};
 use mooncake_verbs::Operation;
 use smallvec::SmallVec;
 
@@ -166,7 +166,8 @@ impl PeerLink {
         !self.is_closed.load(Ordering::Acquire) && !self.is_outdated.load(Ordering::Acquire)
     }
 
-    /// Refuses further transfers. The connections stay for other links to the same peer.
+    /// Refuses further transfers, and ends those in flight soon. The connections stay for other links to
+    /// the same peer, except those whose requests have to be given up.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
     }
@@ -184,7 +185,7 @@ impl PeerLink {
         limits: Limits,
         mut each: impl FnMut(usize, Result<(), EntryError>),
     ) {
-        if self.is_closed.load(Ordering::Acquire) {
+        if self.is_ending() {
             let error = self.error("the path was closed");
             (0..entries.len())
                 .for_each(|index| each(index, Err(EntryError::Failed(error.clone()))));
@@ -317,6 +318,9 @@ impl PeerLink {
         let progress = &round.progress;
         let mut next = 0;
         while next < count {
+            if self.is_ending() {
+                return Err((self.error("the path was closed"), next));
+            }
             if limits.deadline.has_passed(self.now()) {
                 let text = "the deadline passed before the bytes were moved";
                 return Err((self.error(text), next));
@@ -464,11 +468,12 @@ impl PeerLink {
     }
 
     /// Waits until nothing is in flight, or a slice has failed and can be tried elsewhere. After the
-    /// deadline nothing is in flight: connections whose requests do not end are failed.
+    /// deadline, or once the link is closed, nothing is in flight: connections whose requests do not end
+    /// are failed.
     fn finish(&self, progress: &Arc<Progress>, limits: Limits) {
         while progress.open() > 0 {
             let left = limits.deadline.left(self.now());
-            if left.is_zero() {
+            if left.is_zero() || self.is_ending() {
                 break;
             }
             if progress.has_failures() {
@@ -510,6 +515,11 @@ impl PeerLink {
                 rail.endpoint.fail();
             }
         }
+    }
+
+    /// Returns whether transfers end now: the link is closed, or the caller was interrupted.
+    fn is_ending(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire) || call_limit::is_interrupted()
     }
 
     fn failure(&self, reason: Reason, ended: &Result<()>) -> Error {

@@ -86,6 +86,10 @@ pub trait Transport: fmt::Debug + Send + Sync {
 
     /// Closes connections that were not used for a while. Cheap when called often.
     fn close_idle(&self, _now: Moment) {}
+
+    /// Closes every path, also those that their peers have dropped, and ends their transfers in flight.
+    /// A transport whose paths end otherwise does nothing.
+    fn close(&self) {}
 }
 
 /// A verified connection to one peer over one transport.
@@ -126,7 +130,7 @@ pub trait Path: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Closes the path. Idle connections are closed at once, busy connections after their transfer;
-    /// new transfers are refused. Idempotent.
+    /// Closes the path: transfers in flight fail soon, and new ones are refused. Does not wait for
+    /// them. Idempotent.
     fn close(&self);
 }

@@ -4,7 +4,8 @@
 use std::{ptr::NonNull, sync::Arc};
 
 use mooncake_base::sync::{Condvar, Mutex};
-use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_base::{Error, ErrorCode, Moment, Result};
+use mooncake_os::call_limit;
 
 use super::{
     Stream,
@@ -74,7 +75,7 @@ impl PinnedPool {
                 state.made += 1;
                 break;
             }
-            let left = deadline.left(SystemClock.now());
+            let left = call_limit::next_wait(deadline);
             if left.is_zero() {
                 state.refused += 1;
                 let text = "all pinned buffers were taken until the deadline";

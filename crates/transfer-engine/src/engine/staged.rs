@@ -141,6 +141,10 @@ impl Inner {
         served = self.transfer_registered(cuda, owners, params, entries).or(served);
         let mut place = (0, 0);
         loop {
+            if let Err(error) = self.check_usable() {
+                entries.iter_mut().for_each(|entry| fail(entry, &error));
+                break;
+            }
             let parts = device::fill_buffer(entries, owners, &mut place);
             let Some(first) = parts.first() else { break };
             let moved = cuda.buffer(first.device, params.limits.deadline).and_then(|buffer| {

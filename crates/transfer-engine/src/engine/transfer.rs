@@ -183,6 +183,11 @@ impl Inner {
             {
                 return Attempt::Done;
             }
+            // An open path is closed with the engine, and a new one would outlive it.
+            if let Err(error) = self.check_usable() {
+                fail_open(entries, &error);
+                return Attempt::Done;
+            }
             let (peer, owner) = (params.peer, params.owner);
             let path = match peer.path_to(owner, index, self.path_context(), connect_until) {
                 PathState::Open(path) => path,

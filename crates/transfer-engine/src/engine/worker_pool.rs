@@ -11,7 +11,7 @@ use std::{
 
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
-use mooncake_os::threads::Threads;
+use mooncake_os::{call_limit::CallLimit, threads::Threads};
 
 use self::completion_table::CompletionTable;
 use super::batch::{BatchId, BatchStatus};
@@ -56,6 +56,8 @@ struct PoolShared {
     work: Condvar,
     /// Notified when the queue has space, and when a batch or a thread has ended.
     change: Condvar,
+    /// The limit of each batch, which a close interrupts.
+    limit: CallLimit,
 }
 
 #[derive(Debug)]
@@ -175,31 +177,33 @@ impl WorkerPool {
         state.completions.take_status(batch).map_err(|_| batch.unknown())
     }
 
-    /// Fails every queued batch and joins the threads. A thread whose transfer outlasts `timeout`
-    /// is left to end at the deadline of its batch.
-    pub(super) fn close(&self, timeout: Duration) {
+    /// Fails every queued batch, interrupts those in flight, and joins the threads: no memory of a
+    /// batch is used after the return. Paths must have been told to close, so that no transfer goes on.
+    pub(super) fn close(&self) {
         if self.threads.is_forked() {
             return;
         }
+        self.shared.limit.interrupt();
         let mut state = self.shared.state.lock();
         state.is_closed = true;
         let waiting = std::mem::take(&mut state.queue);
-        state.completions.complete_all(&BatchStatus::Failed(closed()));
+        for (batch, _) in &waiting {
+            state.completions.complete(*batch, BatchStatus::Failed(closed()));
+        }
         self.shared.work.notify_all();
         self.shared.change.notify_all();
-        let until = Instant::now() + timeout;
         // A worker itself may drop the last handle of an engine.
-        let own = self.threads.has_current();
-        while state.alive > usize::from(own) {
-            if self.shared.change.wait_until(&mut state, until).timed_out() {
-                tracing::info!(
-                    workers = state.alive,
-                    "transfers are still in flight after their engine was closed"
-                );
-                return;
+        let own = usize::from(self.threads.has_current());
+        while state.alive > own {
+            if self.shared.change.wait_for(&mut state, CLOSE_WARNING_INTERVAL).timed_out() {
+                let workers = state.alive - own;
+                tracing::warn!(workers, "the close of an engine waits for transfers in flight");
             }
         }
+        // Batches of threads that panicked.
+        state.completions.complete_all(&BatchStatus::Failed(closed()));
         drop(state);
+        self.shared.change.notify_all();
         drop(waiting);
         self.threads.join();
     }
@@ -219,7 +223,7 @@ impl WorkerPool {
 
 impl Drop for WorkerPool {
     fn drop(&mut self) {
-        self.close(Duration::ZERO);
+        self.close();
     }
 }
 
@@ -230,7 +234,10 @@ impl Worker {
     fn run(self) {
         let alive = AliveGuard(&self.0);
         while let Some((batch, Job(run))) = self.next() {
-            let status = run();
+            let mut status = self.0.limit.run(None, run);
+            if self.0.limit.is_interrupted() && !matches!(status, BatchStatus::Done) {
+                status = BatchStatus::Failed(closed());
+            }
             self.0.state.lock().completions.complete(batch, status);
             self.0.change.notify_all();
         }

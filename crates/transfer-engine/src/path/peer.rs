@@ -8,9 +8,9 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::sync::{RwLock, TimedMutex};
+use mooncake_base::sync::{RwLock, TimedMutex, TimedMutexGuard};
 use mooncake_base::{Clock, EngineMark, Error, ErrorCode, ErrorKind, Moment, Result, SystemClock};
-use mooncake_os::fork;
+use mooncake_os::{call_limit, fork};
 
 use crate::{
     discovery::descriptor::SegmentDescriptor,
@@ -184,7 +184,7 @@ impl Peer {
         self.last_use.load(Ordering::Relaxed)
     }
 
-    /// Closes every path. A transfer in flight ends first.
+    /// Closes every path. Transfers in flight fail soon.
     pub(crate) fn close(&self) {
         let state = self.state.read();
         let open = state.slots.iter().filter_map(|slot| match slot {
@@ -269,7 +269,7 @@ impl Peer {
         if deadline.has_passed(SystemClock.now()) {
             return PathState::None;
         }
-        let Some(_reconnect) = self.reconnect.take_within(lock_timeout(deadline)) else {
+        let Some(_reconnect) = self.lock_reconnect(deadline) else {
             return PathState::None;
         };
         if let Some(found) = self.path_state(owner, index) {
@@ -342,7 +342,7 @@ impl Peer {
         deadline: Moment,
         resolve: impl FnOnce() -> Result<SegmentDescriptor>,
     ) -> Result<()> {
-        let Some(mut reconnect) = self.reconnect.take_within(lock_timeout(deadline)) else {
+        let Some(mut reconnect) = self.lock_reconnect(deadline) else {
             let text = "the deadline passed while the peer was resolved";
             return Err(Error::new(ErrorCode::TRANSFER_FAIL, text).with("peer", &self.name));
         };
@@ -412,11 +412,6 @@ impl Peer {
             None => error,
         }
     }
-}
-
-fn lock_timeout(deadline: Moment) -> Duration {
-    // Bounded, so that a deadline at the end of time does not overflow the clock.
-    deadline.left(SystemClock.now()).min(Duration::from_secs(3600))
 }
 
 impl Drop for Peer {

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use mooncake_base::{Clock, EngineId, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_os::call_limit;
 
 use crate::{
     copy::Copier,
@@ -11,9 +12,12 @@ use crate::{
         exported_memory::ExportedMemory,
         region::{Pin, Region},
     },
-    transfer_entry::{Opcode, RemoteRange, TransferEntry},
+    transfer_entry::{LocalRange, Opcode, RemoteRange, TransferEntry},
     transport::{Capability, Path, TimeLimits, Transport, TransportKind},
 };
+
+/// The number of bytes that are copied before the limits are checked again.
+const GATE_BYTES: usize = 64 << 20;
 
 /// The transport within one process.
 #[derive(Debug)]
@@ -97,7 +101,7 @@ impl Path for MemoryPath {
                 .take_while(|entry| entry.outcome.is_some() || region.holds(entry.remote_range()))
                 .count();
             let (run, behind) = rest.split_at_mut(count);
-            let gate = || check_deadline(deadline);
+            let gate = || check_limits(deadline);
             match (region.device(), region.mapping()) {
                 (Some(device), _) => device.transfer(opcode, run, &gate, deadline),
                 (None, Some(mapping)) => mapping.transfer(opcode, run, region.base, &gate),
@@ -138,11 +142,34 @@ fn copy_each(
             Opcode::Write => (entry.local, remote),
             Opcode::Read => (remote, entry.local),
         };
-        entry.outcome = Some(gate().and_then(|()| copier.copy(from, to)));
+        entry.outcome = Some(copy_in_parts(&mut copier, from, to, gate));
     }
 }
 
-fn check_deadline(deadline: Moment) -> Result<()> {
+fn copy_in_parts(
+    copier: &mut Copier,
+    from: LocalRange,
+    to: LocalRange,
+    gate: &dyn Fn() -> Result<()>,
+) -> Result<()> {
+    let (length, mut done) = (from.length(), 0);
+    gate()?;
+    loop {
+        let part = GATE_BYTES.min(length - done);
+        copier.copy(from.part(done, part), to.part(done, part))?;
+        done += part;
+        if done == length {
+            return Ok(());
+        }
+        gate()?;
+    }
+}
+
+/// Checks between the parts of a copy whether it may continue.
+fn check_limits(deadline: Moment) -> Result<()> {
+    if call_limit::is_interrupted() {
+        return Err(Error::closed("the copy was interrupted"));
+    }
     if deadline.has_passed(SystemClock.now()) {
         let text = "the deadline passed before the bytes were moved";
         return Err(Error::new(ErrorCode::TRANSFER_FAIL, text));

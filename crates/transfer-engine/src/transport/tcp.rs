@@ -66,6 +66,10 @@ impl Transport for TcpTransport {
     fn close_idle(&self, now: Moment) {
         self.settings.budget.sweep(now);
     }
+
+    fn close(&self) {
+        self.settings.budget.close();
+    }
 }
 
 #[cfg(test)]

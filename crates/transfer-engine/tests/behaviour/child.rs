@@ -73,6 +73,12 @@ impl ChildPeer {
         assert!(libc::WIFSTOPPED(status), "{status}");
     }
 
+    /// Lets the stopped peer go on.
+    pub(crate) fn resume(&self) {
+        // SAFETY: sends a signal to a child that this test has not yet waited for.
+        assert_eq!(unsafe { libc::kill(self.child.id() as libc::pid_t, libc::SIGCONT) }, 0);
+    }
+
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "tests, also in the functions that they share")]
 
 mod child;
+mod close;
 mod engine;
 mod files;
 mod metrics;
@@ -40,6 +41,7 @@ macro_rules! behaviour_suite {
                 failed_entries_leave_the_others_alone,
                 closed_peer_is_an_error_before_the_deadline,
                 closed_engine_ends_transfers_in_flight,
+                closed_engine_uses_no_memory_of_batches,
             }
         })*
     };

@@ -242,6 +242,25 @@ pub(crate) fn closed_engine_ends_transfers_in_flight(pair: &Pair) {
     });
 }
 
+/// Batches that are queued or in flight when the engine closes use no memory after that.
+pub(crate) fn closed_engine_uses_no_memory_of_batches(pair: &Pair) {
+    const ENTRIES: usize = 32;
+    let lent = pair.lend(8 * MIB);
+    let mut bytes = vec![0; 8 * MIB];
+    for lent in lent.iter().cycle().take(8) {
+        let entry = || TransferEntry::new(held(&mut bytes), lent.base());
+        let entries: Vec<_> = std::iter::repeat_with(entry).take(ENTRIES).collect();
+        let peer = std::sync::Arc::clone(&pair.peer);
+        pair.near.submit(peer, Opcode::Read, entries, crate::pair::soon()).unwrap();
+    }
+    let begin = Instant::now();
+    pair.near.close(crate::pair::soon());
+    bytes.fill(3);
+    assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
+    assert_eq!(pair.near.snapshot().workers, 0);
+    assert!(bytes.iter().all(|byte| *byte == 3));
+}
+
 pub(crate) fn arrives_whole_in_batches_of_every_count(pair: &Pair) {
     const LENGTH: usize = 37;
     for lent in pair.lend(4097 * LENGTH) {

@@ -2,8 +2,9 @@
 
 use std::{
     io,
-    net::TcpStream,
+    net::{Shutdown, TcpStream},
     os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd},
+    sync::Arc,
     time::Duration,
 };
 
@@ -32,7 +33,8 @@ const RECEIVE_TIMEOUT: Duration = Duration::from_millis(100);
 /// after every exchange on it was completed.
 #[derive(Debug)]
 pub(super) struct DataConnection {
-    socket: ForkGuardedStream,
+    /// The pool has a weak reference, to end exchanges in flight when it closes.
+    socket: Arc<ForkGuardedStream>,
     /// The sequence number of the last request.
     pub(super) sequence: u64,
     /// Reused by every exchange to avoid allocations.
@@ -71,7 +73,7 @@ impl DataConnection {
         stream.set_read_timeout(Some(RECEIVE_TIMEOUT))?;
         set_socket_options(SockRef::from(&stream))?;
         Ok(Self {
-            socket: ForkGuardedStream::new(stream),
+            socket: Arc::new(ForkGuardedStream::new(stream)),
             sequence: 0,
             wire: Vec::new(),
             spans: Vec::new(),
@@ -103,6 +105,10 @@ impl DataConnection {
             // If this fails, the bytes are sent, and the connection is closed all the same.
             let _ = SockRef::from(self.stream()).set_linger(Some(Duration::ZERO));
         }
+    }
+
+    pub(super) const fn socket(&self) -> &Arc<ForkGuardedStream> {
+        &self.socket
     }
 
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -263,7 +269,7 @@ fn block_mode(deadline: Moment) -> BlockMode {
 
 /// A socket that a forked child closes at once, so that the connection ends with this process.
 #[derive(Debug)]
-struct ForkGuardedStream {
+pub(super) struct ForkGuardedStream {
     stream: Option<TcpStream>,
     generation: u64,
 }
@@ -281,6 +287,14 @@ impl ForkGuardedStream {
 
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream().as_fd()
+    }
+
+    /// Ends the exchange that another thread has in flight: its system calls fail from now on, and the
+    /// bytes that the system has not sent are dropped when that thread closes the connection.
+    pub(super) fn end(&self) {
+        // A failure means that the connection has ended already.
+        let _ = SockRef::from(self.stream()).set_linger(Some(Duration::ZERO));
+        let _ = self.stream().shutdown(Shutdown::Both);
     }
 }
 

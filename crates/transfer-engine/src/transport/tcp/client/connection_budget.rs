@@ -32,7 +32,14 @@ pub(crate) struct ConnectionBudget {
     /// The number of looks for idle connections.
     sweeps: AtomicU64,
     last_sweep: Mutex<Option<Moment>>,
-    pools: Mutex<Vec<Weak<Mutex<PoolState>>>>,
+    pools: Mutex<Pools>,
+}
+
+/// The pools of one engine. Locked before the state of a pool.
+#[derive(Debug, Default)]
+struct Pools {
+    all: Vec<Weak<Mutex<PoolState>>>,
+    is_closed: bool,
 }
 
 /// The count of one open connection.
@@ -72,10 +79,23 @@ impl ConnectionBudget {
     /// Adds a pool, whose idle connections are closed after a while.
     pub(super) fn add_pool(&self, pool: &Arc<Mutex<PoolState>>) {
         let mut pools = self.pools.lock();
-        if pools.len() == pools.capacity() {
-            pools.retain(|pool| pool.strong_count() > 0);
+        if pools.is_closed {
+            PoolState::close(pool);
+            return;
         }
-        pools.push(Arc::downgrade(pool));
+        if pools.all.len() == pools.all.capacity() {
+            pools.all.retain(|pool| pool.strong_count() > 0);
+        }
+        pools.all.push(Arc::downgrade(pool));
+    }
+
+    /// Closes every pool, also one that its engine has forgotten, and those that are added later.
+    pub(crate) fn close(&self) {
+        let mut pools = self.pools.lock();
+        pools.is_closed = true;
+        let all = std::mem::take(&mut pools.all);
+        drop(pools);
+        all.iter().filter_map(Weak::upgrade).for_each(|pool| PoolState::close(&pool));
     }
 
     /// Returns the number of looks for idle connections so far.
@@ -93,7 +113,7 @@ impl ConnectionBudget {
             *last = Some(now);
         }
         let sweeps = self.sweeps.fetch_add(1, Ordering::Relaxed);
-        let pools: Vec<_> = self.pools.lock().iter().filter_map(Weak::upgrade).collect();
+        let pools: Vec<_> = self.pools.lock().all.iter().filter_map(Weak::upgrade).collect();
         for pool in pools {
             let unused = pool.lock().take_unused(sweeps);
             // Closed without the lock.

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -18,7 +18,10 @@ use mooncake_os::{
 };
 use socket2::SockRef;
 
-use super::{TcpSettings, connection::DataConnection};
+use super::{
+    TcpSettings,
+    connection::{DataConnection, ForkGuardedStream},
+};
 use crate::{
     metrics::PoolSnapshot,
     token::{self, Channel, NONCE_BYTES, Prover},
@@ -61,6 +64,8 @@ pub(super) struct PoolState {
     open: usize,
     /// The number of connections that were released after a complete exchange.
     releases: u64,
+    /// The sockets of all connections, to end the exchanges in flight when the pool closes.
+    sockets: Vec<Weak<ForkGuardedStream>>,
     is_closed: bool,
 }
 
@@ -123,8 +128,9 @@ impl ConnectionPool {
         let mut state = self.state.lock();
         loop {
             if state.is_closed {
-                return Err(Error::closed("the connections to the peer were closed")
-                    .with("peer", &self.destination.endpoint));
+                // The next one that waits learns of it, too.
+                self.released.notify_all();
+                return Err(self.closed());
             }
             if let Some(connection) = state.idle.pop() {
                 return Ok(self.pooled(Some(connection)));
@@ -193,17 +199,17 @@ impl ConnectionPool {
         }
     }
 
-    /// Closes the pool: idle connections are closed at once, borrowed ones when they are released,
-    /// and later calls to acquire one fail.
+    /// Closes the pool: idle connections are closed, exchanges in flight fail, and later calls to
+    /// acquire a connection fail.
     pub(super) fn close(&self) {
-        let mut state = self.state.lock();
-        state.is_closed = true;
-        let idle = std::mem::take(&mut state.idle);
-        state.open -= idle.len();
-        drop(state);
+        PoolState::close(&self.state);
         self.is_alive.store(false, Ordering::Relaxed);
         self.released.notify_all();
-        drop(idle);
+    }
+
+    fn closed(&self) -> Error {
+        Error::closed("the connections to the peer were closed")
+            .with("peer", &self.destination.endpoint)
     }
 
     /// Returns the state of the pool.
@@ -234,6 +240,9 @@ impl ConnectionPool {
     }
 
     fn connect(&self, deadline: Moment) -> Result<DataConnection> {
+        if self.state.lock().is_closed {
+            return Err(self.closed());
+        }
         let now = SystemClock.now();
         self.settings.budget.sweep(now);
         let deadline = deadline.min(now + self.settings.connect_timeout);
@@ -245,6 +254,9 @@ impl ConnectionPool {
         })?;
         let failed = |source| peer_error("the data connection failed", endpoint, source);
         let mut connection = DataConnection::new(stream).map_err(failed)?;
+        if !self.state.lock().add_socket(connection.socket()) {
+            return Err(self.closed());
+        }
         connection.count = Some(self.settings.budget.count());
         if let Some(engine) = self.destination.native {
             let engine = engine.map_or(0, EngineId::bits);
@@ -306,6 +318,24 @@ impl ConnectionPool {
 }
 
 impl PoolState {
+    /// Closes the idle connections, and ends the exchanges on the others. No exchange begins later.
+    pub(super) fn close(pool: &Mutex<Self>) {
+        let mut state = pool.lock();
+        state.is_closed = true;
+        let (idle, sockets) = (std::mem::take(&mut state.idle), std::mem::take(&mut state.sockets));
+        state.open -= idle.len();
+        drop(state);
+        drop(idle);
+        sockets.iter().filter_map(Weak::upgrade).for_each(|socket| socket.end());
+    }
+
+    /// Adds the socket of a new connection. Returns false if the pool is closed.
+    fn add_socket(&mut self, socket: &Arc<ForkGuardedStream>) -> bool {
+        self.sockets.retain(|socket| socket.strong_count() > 0);
+        self.sockets.push(Arc::downgrade(socket));
+        !self.is_closed
+    }
+
     /// Takes out the idle connections that were not used since before the last of so many looks.
     pub(super) fn take_unused(&mut self, looks: u64) -> Vec<DataConnection> {
         // They lie in the order of their last use.
