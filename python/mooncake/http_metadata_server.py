@@ -13,6 +13,7 @@ from typing import Final
 from urllib.parse import parse_qs
 
 from mooncake._http import Reply, Request, Server, listen_failure
+from mooncake._standard_streams import open_closed_streams
 
 __all__ = ["KVBootstrapServer", "KVPoll", "main"]
 
@@ -172,17 +173,21 @@ def main(arguments: list[str] | None = None) -> int:
     Args:
         arguments: Arguments of the command; None takes the command line.
     """
+    open_closed_streams()
     options = parse_args(arguments)
     logging.basicConfig(level=options.log_level)
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    stops = (signal.SIGINT, signal.SIGTERM)
+    for number in stops:
+        # A shell lets commands that it runs in the background ignore SIGINT.
+        signal.signal(number, lambda *_: None)
+    # Threads inherit it. A handler that runs as the wait begins would not end the wait.
+    signal.pthread_sigmask(signal.SIG_BLOCK, stops)
     server = KVBootstrapServer(options.port, options.host)
     server.run()
     if server.poll() is not KVPoll.Success:
         return 1
     _log.info("serving http://%s:%s/metadata", server.host, server.port)
-    stop.wait()
+    signal.sigwait(stops)
     server.close()
     return 0
 

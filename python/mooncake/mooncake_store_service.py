@@ -21,6 +21,7 @@ from mooncake._rest.handlers import AiohttpHandlers
 from mooncake._rest.mountable import MountRefusedError, open_mountable, roots
 from mooncake._rest.objects import ObjectRoutes, is_object, is_route
 from mooncake._runtime import _native
+from mooncake._standard_streams import open_closed_streams
 from mooncake.errors import MooncakeError, NoSpaceError
 from mooncake.mooncake_config import MooncakeConfig
 from mooncake.store import ExistOptions, MooncakeDistributedStore
@@ -508,6 +509,7 @@ async def main(arguments: list[str] | None = None) -> int:
 
 def sync_main() -> int:
     """Serve until SIGINT or SIGTERM; return the exit code."""
+    open_closed_streams()
     logging.basicConfig(level=logging.INFO)
     return asyncio.run(main())
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mooncake._runtime import _native
+from mooncake._standard_streams import open_closed_streams
 from mooncake.errors import NotSupportedError
 
 __all__ = [
@@ -37,6 +38,7 @@ def main() -> int:
     Returns:
         The exit code: 0, or 1 after an error.
     """
+    open_closed_streams()
     return _native.run_topology_dump(sys.argv[1:])
 
 

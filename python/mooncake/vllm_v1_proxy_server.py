@@ -23,6 +23,7 @@ from ._proxy.backend import Backend, BackendPool, Timeouts
 from ._proxy.proxy import Proxy, prefill_body
 from ._proxy.routes import health
 from ._proxy.server import ProxyServer
+from ._standard_streams import open_closed_streams
 
 if TYPE_CHECKING:
     from ._proxy.asgi import Receive, Scope, Send
@@ -317,6 +318,7 @@ def main() -> None:
     Raises:
         SystemExit: With 1 if it cannot listen, and with 2 for wrong usage; the reason is printed.
     """
+    open_closed_streams()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     try:
         options = parse_args()

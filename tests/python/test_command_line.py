@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -110,15 +111,29 @@ def test_put_of_a_closed_standard_input_stores_nothing(pool: MasterProcess):
     assert run("", "exists", "other", f"--master={pool.address}").returncode == 1
 
 
-def test_files_of_a_program_get_no_number_of_a_stream(tmp_path: Path):
-    ports = tmp_path / "ports.json"
-    options = ["--rpc_port=0", "--metrics_port=0", "--http_metadata_server_port=0"]
-    words = [sys.executable, "-m", "mooncake.cli", *options, f"--ports_file={ports}"]
+def serves(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize(
+    ("module", "options"),
+    [
+        ("cli", "--rpc_port={} --metrics_port=0 --http_metadata_server_port=0"),
+        ("http_metadata_server", "--port={}"),
+        ("vllm_v1_proxy_server", "--port={}"),
+    ],
+)
+def test_files_of_a_program_get_no_number_of_a_stream(module, options):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = [sys.executable, "-m", f"mooncake.{module}", *options.format(port).split()]
     script = 'exec "$0" "$@" <&- >&- 2>&-'
     process = subprocess.Popen(["sh", "-c", script, *words])
     try:
         limit = time.monotonic() + 50
-        while not ports.exists():
+        while not serves(port):
             assert time.monotonic() < limit
             assert process.poll() is None
             time.sleep(0.01)
