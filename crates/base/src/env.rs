@@ -109,7 +109,7 @@ variables! {
     MC_REDIS_PASSWORD: Text => "", "Password for a Redis server, of metadata or of masters.";
     MC_REDIS_DB_INDEX: Number(0, u32::MAX as i64) => "0", "Database index of a Redis server, of metadata or of masters.";
     MC_TCP_LANES_PER_PEER ("MC_TCP_MAX_CONNECTIONS_PER_PEER"): Number(1, 16) => "4", "Maximum number of connections that the transfer engine opens to one peer (1 to 16).";
-    MC_BUSY_POLL ("MC_STAY_AWAKE"): Switch => "on", "Busy-poll a socket before the thread sleeps: 0.1 ms for a reply, 0.2 ms for the next call. Threads poll only while messages arrive within that time and there are enough CPUs for the polling threads and their peers. Off: threads sleep at once.";
+    MC_BUSY_POLL ("MC_STAY_AWAKE"): Switch => "on", "Busy-poll a socket before the thread sleeps: 0.1 ms for a reply, 0.2 ms for the next call and for the reply to a change. Threads poll only while most messages arrive within that time and there are enough CPUs for the polling threads and their peers. Off: threads sleep at once.";
     MC_TE_METRIC: Switch => "off", "Log a line of transfer statistics periodically, if there were transfers: throughput and batch latency in upstream's format, then the counters of each transport. The line is logged at any log level.";
     MC_TE_METRIC_INTERVAL_SECONDS: Interval => "5", "Interval in seconds between two log lines of MC_TE_METRIC.";
     MC_PREFAULT_SIZE ("MC_PREPARED_MEMORY_SIZE"): Size => "1GB", "Bytes of each segment that are prefaulted in the background, at most an eighth of the available memory; 0 for none.";

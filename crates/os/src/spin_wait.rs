@@ -4,12 +4,17 @@
 //! longer than the reply itself, because the other CPU has to leave its idle state. So a thread
 //! polls its socket for a short spin time before it sleeps. Where every CPU has work, a polling
 //! thread takes CPU time from a thread that needs it, perhaps from its own peer. The outcome of
-//! each attempt shows which case it is: polling continues only while replies arrive within the spin
+//! each attempt shows which case it is: polling continues while most replies arrive within the spin
 //! time. Otherwise the thread sleeps at once, and tries to poll again after pauses that grow.
+//!
+//! Some replies need a third process: a leader asks its standby before it answers. That process may be
+//! queued for the CPU of a polling thread, which then has to [give way](SpinWait::giving_way). Others
+//! must not: threads that take turns on one CPU stay there while another CPU is idle.
 
 use std::{
     io,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -20,14 +25,23 @@ use crate::cpu::cpu_count;
 /// Spin time for a reply: enough to wake the other side, whose CPU is idle, and to be answered.
 pub const ANSWER_SPIN_TIME: Duration = Duration::from_micros(100);
 
+/// Spin time for a reply for which the other side asks a third process, and for that process's own.
+pub const RELAYED_ANSWER_SPIN_TIME: Duration = Duration::from_micros(200);
+
 /// Spin time for the next call: enough for the caller to copy a MiB and call again.
 pub const NEXT_CALL_SPIN_TIME: Duration = Duration::from_micros(200);
 
-/// Pauses after polls without success. Polling once per second costs next to nothing.
-const PAUSES: Backoff = Backoff::new(Duration::from_millis(1), Duration::from_secs(1));
+/// For how long a thread that gives way polls without doing so, if replies usually come within that time.
+const AT_ONCE: Duration = Duration::from_micros(20);
 
-/// Consecutive replies within the spin time after which the pauses are short again.
-const ANSWERS_IN_TIME: u32 = 64;
+/// Pauses after polls without success. Polling ten times per second costs next to nothing.
+const PAUSES: Backoff = Backoff::new(Duration::from_millis(1), Duration::from_millis(100));
+
+/// Replies in time for each late one with which a thread goes on polling without pauses.
+const IN_TIME_PER_LATE: u32 = 8;
+
+/// The highest count of late replies: the next pause is the longest.
+const LATE_MAX: u32 = 8 * IN_TIME_PER_LATE;
 
 /// Whether threads of this process poll at all.
 static IS_ENABLED: AtomicBool = AtomicBool::new(true);
@@ -50,12 +64,14 @@ pub struct ActiveThread(());
 pub struct SpinWait {
     /// How long a thread polls before it sleeps.
     spin_time: Duration,
+    /// Whether other threads may need the CPU between two polls.
+    gives_way: bool,
     /// No polling before this time.
     pause_until: Option<Instant>,
-    /// Pauses since the last reset.
-    pauses: u32,
-    /// Consecutive replies within the spin time.
-    in_time: u32,
+    /// Late replies, each counted [`IN_TIME_PER_LATE`] times, less replies in time.
+    late: u32,
+    /// How long replies in time take: the mean of the last few.
+    usual: Duration,
 }
 
 impl ActiveThread {
@@ -77,7 +93,12 @@ impl Drop for ActiveThread {
 impl SpinWait {
     /// Creates a policy with this spin time: [`ANSWER_SPIN_TIME`] or [`NEXT_CALL_SPIN_TIME`].
     pub const fn new(spin_time: Duration) -> Self {
-        Self { spin_time, pause_until: None, pauses: 0, in_time: 0 }
+        Self { spin_time, gives_way: false, pause_until: None, late: 0, usual: Duration::ZERO }
+    }
+
+    /// Creates a policy for replies that may need a third process, perhaps on this CPU.
+    pub const fn giving_way() -> Self {
+        Self { gives_way: true, ..Self::new(RELAYED_ANSWER_SPIN_TIME) }
     }
 
     /// Repeats `attempt` for the spin time while it returns `WouldBlock`, if polling is worthwhile.
@@ -97,31 +118,39 @@ impl SpinWait {
         if !may_spin || self.pause_until.is_some_and(|until| until > begin) {
             return None;
         }
+        let at_once = if self.usual > AT_ONCE { Duration::ZERO } else { AT_ONCE };
         loop {
             let outcome = attempt();
             let now = Instant::now();
-            let is_over = now - begin > self.spin_time;
+            let waited = now - begin;
+            let is_over = waited > self.spin_time;
             let has_come = !would_block(&outcome);
             if has_come || is_over {
                 // A reply that came only after this thread had lost its CPU counts as late, too.
-                self.record(!is_over, now);
+                if is_over {
+                    self.record_late(now);
+                } else {
+                    self.record_in_time(waited);
+                }
                 return has_come.then_some(outcome);
             }
-            std::hint::spin_loop();
+            if self.gives_way && waited > at_once {
+                thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
         }
     }
 
-    fn record(&mut self, is_in_time: bool, now: Instant) {
-        if !is_in_time {
-            self.in_time = 0;
-            self.pause_until = Some(now + PAUSES.pause(self.pauses));
-            self.pauses = self.pauses.saturating_add(1);
-            return;
-        }
-        self.in_time += 1;
-        if self.in_time == ANSWERS_IN_TIME {
-            (self.in_time, self.pauses) = (0, 0);
-        }
+    fn record_in_time(&mut self, waited: Duration) {
+        self.late = self.late.saturating_sub(1);
+        self.usual = (self.usual * 7 + waited) / 8;
+    }
+
+    fn record_late(&mut self, now: Instant) {
+        let pause = (self.late / IN_TIME_PER_LATE).checked_sub(1).map(|index| PAUSES.pause(index));
+        self.pause_until = pause.map(|pause| now + pause);
+        self.late = (self.late + IN_TIME_PER_LATE).min(LATE_MAX);
     }
 }
 
@@ -143,22 +172,55 @@ mod tests {
     }
 
     #[test]
-    fn pauses_double_and_reset_after_replies_in_time() {
+    fn pauses_double_while_replies_are_late() {
         let (mut spin_wait, now) = (SpinWait::new(ANSWER_SPIN_TIME), Instant::now());
-        for pause in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 1000] {
-            spin_wait.record(false, now);
+        spin_wait.record_late(now);
+        assert_eq!(spin_wait.pause_until, None, "one late reply says little");
+        for pause in [1, 2, 4, 8, 16, 32, 64, 100, 100] {
+            spin_wait.record_late(now);
             assert_eq!(spin_wait.pause_until, Some(now + Duration::from_millis(pause)));
         }
-        for _ in 1..ANSWERS_IN_TIME {
-            spin_wait.record(true, now);
+        for _ in 0..LATE_MAX {
+            spin_wait.record_in_time(Duration::ZERO);
         }
-        spin_wait.record(false, now);
-        assert_eq!(spin_wait.pause_until, Some(now + Duration::from_secs(1)), "one reply too few");
-        for _ in 0..ANSWERS_IN_TIME {
-            spin_wait.record(true, now);
+        spin_wait.record_late(now);
+        assert_eq!(spin_wait.pause_until, None, "late replies are forgotten");
+    }
+
+    #[test]
+    fn rare_late_replies_cause_no_pauses() {
+        let (mut spin_wait, now) = (SpinWait::new(ANSWER_SPIN_TIME), Instant::now());
+        for _ in 0..100 {
+            spin_wait.record_late(now);
+            assert_eq!(spin_wait.pause_until, None);
+            (0..IN_TIME_PER_LATE).for_each(|_| spin_wait.record_in_time(Duration::ZERO));
         }
-        spin_wait.record(false, now);
-        assert_eq!(spin_wait.pause_until, Some(now + Duration::from_millis(1)));
+        for _ in 0..100 {
+            spin_wait.record_late(now);
+            (1..IN_TIME_PER_LATE).for_each(|_| spin_wait.record_in_time(Duration::ZERO));
+        }
+        assert!(spin_wait.pause_until > Some(now), "too many are late");
+    }
+
+    #[test]
+    fn usual_time_is_that_of_the_last_few_replies() {
+        let mut spin_wait = SpinWait::giving_way();
+        for (reply, is_at_once) in [(5, true), (60, false), (5, true)] {
+            (0..30).for_each(|_| spin_wait.record_in_time(Duration::from_micros(reply)));
+            assert_eq!(spin_wait.usual <= AT_ONCE, is_at_once, "{reply} us");
+        }
+    }
+
+    #[test]
+    fn thread_that_gives_way_polls_on() {
+        let mut spin_wait = SpinWait::giving_way();
+        let mut left = 100;
+        let outcome = spin_wait.poll_if(true, || {
+            left -= 1;
+            if left == 0 { Ok(7) } else { nothing() }
+        });
+        assert!(outcome.is_none_or(|outcome| outcome.unwrap() == 7));
+        assert!(left < 99, "it polled more than once");
     }
 
     #[test]
@@ -188,6 +250,7 @@ mod tests {
     #[test]
     fn a_reply_after_the_spin_time_is_returned_and_counts_as_late() {
         let mut spin_wait = SpinWait::new(ANSWER_SPIN_TIME);
+        spin_wait.record_late(Instant::now());
         let outcome = spin_wait.poll_if(true, || {
             let late = Instant::now() + ANSWER_SPIN_TIME * 2;
             while Instant::now() < late {}

@@ -4,12 +4,14 @@
 
 use std::{
     io::{self, Read as _, Write as _},
+    mem::MaybeUninit,
     net::{Shutdown, SocketAddr, TcpStream},
     time::Duration,
 };
 
 use bytes::{Buf as _, BytesMut};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock, Token, sync::Mutex};
+use mooncake_os::spin_wait::SpinWait;
 use mooncake_proto::{
     native_frame::{self, FRAME_BYTES_MAX, Filled, GREETING_BYTES_MAX, ServerGreeting},
     native_token,
@@ -45,6 +47,8 @@ pub(super) struct Channel {
     has_checksums: bool,
     /// A message came whose checksum is that of other bytes.
     is_damaged: bool,
+    /// Whether it is worthwhile to poll for a message that is expected.
+    spin_wait: SpinWait,
 }
 
 impl Channel {
@@ -67,6 +71,7 @@ impl Channel {
             output: BytesMut::new(),
             has_checksums: false,
             is_damaged: false,
+            spin_wait: SpinWait::giving_way(),
         })
     }
 
@@ -140,6 +145,7 @@ impl Channel {
             output: BytesMut::new(),
             has_checksums: self.has_checksums,
             is_damaged: false,
+            spin_wait: SpinWait::giving_way(),
         })
     }
 
@@ -190,7 +196,7 @@ impl Channel {
         message.ok_or_else(|| broken(io::ErrorKind::TimedOut.into()))
     }
 
-    /// Waits for a message for a time; returns `None` if none came.
+    /// Waits for a message that the peer is about to send, for a time; returns `None` if none came.
     ///
     /// # Errors
     /// The connection broke, or the message is malformed.
@@ -198,6 +204,10 @@ impl Channel {
         &mut self,
         time: Duration,
     ) -> Result<Option<M>> {
+        if self.input.is_empty() {
+            // What came is read below.
+            let _ = self.spin_wait.poll(|| peek(&self.stream));
+        }
         self.next_message(FRAME_BYTES_MAX, time)
     }
 
@@ -356,6 +366,12 @@ pub(super) fn encode(
 
 fn unreachable(source: io::Error) -> Error {
     Error::new(ErrorCode::RPC_FAIL, "the other master cannot be reached").caused_by(source)
+}
+
+/// Looks for bytes that came, without waiting and without consuming them.
+fn peek(stream: &TcpStream) -> io::Result<usize> {
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    SockRef::from(stream).recv_with_flags(&mut [MaybeUninit::uninit()], flags)
 }
 
 fn is_timeout(error: &io::Error) -> bool {

@@ -14,7 +14,7 @@ use mooncake_os::{
     spin_wait::{ANSWER_SPIN_TIME, ActiveThread, SpinWait},
 };
 use mooncake_proto::{
-    calls::Method,
+    calls::{Method, Repetition},
     native_frame::{self, Filled},
     native_token::ClientProof,
     v1,
@@ -59,7 +59,7 @@ impl Connection {
             outgoing: BytesMut::new(),
             timeout: Duration::ZERO,
             last_used: SystemClock.now(),
-            spin_waits: [const { SpinWait::new(ANSWER_SPIN_TIME) }; Method::ALL.len()],
+            spin_waits: Method::ALL.map(spin_wait),
         }
     }
 
@@ -207,6 +207,18 @@ impl Connection {
             self.timeout = timeout;
         }
         Ok(())
+    }
+}
+
+/// Returns how to wait for the answer of a call.
+fn spin_wait(method: Method) -> SpinWait {
+    match method.repetition() {
+        // The master answers such a change once its standbys have it.
+        Repetition::ClosesPut | Repetition::Numbered => SpinWait::giving_way(),
+        // The start of a put does not wait for them where memory is prepared.
+        Repetition::StartsPut | Repetition::Harmless | Repetition::Probe => {
+            SpinWait::new(ANSWER_SPIN_TIME)
+        }
     }
 }
 
