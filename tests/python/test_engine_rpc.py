@@ -243,3 +243,31 @@ def test_program_exits_with_calls_in_flight():
     begin = time.monotonic()
     assert_quiet(run_script(EXIT))
     assert time.monotonic() - begin < PROMPT_S
+
+
+@pytest.mark.parametrize("failure", [SystemExit, asyncio.CancelledError])
+def test_server_outlives_a_callback_that_would_end_its_thread(
+    server, client, free_address, failure
+):
+    calls = []
+
+    def fail(_: object) -> None:
+        calls.append(failure)
+        raise failure
+
+    server.set_data_receive_callback(fail)
+    # More than the server has threads.
+    for count in range(1, 5):
+        assert client.send_data(free_address, b"x") == 0
+        assert len(calls) == count
+
+
+def test_dropped_interface_stops_to_listen(free_address):
+    interface = create_rpc_server()
+    assert interface.initialize_server(free_address, 2, 20)
+    assert interface.start_server_async()
+    del interface
+    other = create_rpc_server()
+    assert other.initialize_server(free_address, 2, 20)
+    wait_for(other.start_server_async)
+    other.stop_server()

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -115,6 +116,7 @@ class RpcInterface:
         "__weakref__",
         "_callbacks",
         "_client",
+        "_finalizer",
         "_lock",
         "_server",
         "_settings",
@@ -126,6 +128,8 @@ class RpcInterface:
         self._lock = threading.Lock()
         self._client: _native.RpcClient | None = None
         self._server: _native.RpcServer | None = None
+        # Stops the server where this is dropped without `stop_server`.
+        self._finalizer: weakref.finalize[Any, Any] | None = None
         self._settings: tuple[str, int, int] | None = None
         self._threads: list[threading.Thread] = []
         self._callbacks: dict[str, Callable[[Any], object]] = {}
@@ -232,6 +236,8 @@ class RpcInterface:
             except (MooncakeError, OverflowError) as error:
                 _log.error("start_server failed: %s", error)
                 return False
+            self._finalizer = weakref.finalize(self, self._server.stop)
+            self._finalizer.atexit = False
             for number in range(threads):
                 thread = threading.Thread(
                     target=_serve,
@@ -248,6 +254,9 @@ class RpcInterface:
         with self._lock:
             server, self._server = self._server, None
             threads, self._threads = self._threads, []
+            finalizer, self._finalizer = self._finalizer, None
+        if finalizer is not None:
+            finalizer.detach()
         if server is not None:
             server.stop()
             for thread in threads:
@@ -376,7 +385,8 @@ def _serve(server: _native.RpcServer, callbacks: dict[str, Callable[[Any], objec
             continue
         try:
             _dispatch(delivery, callbacks)
-        except Exception:  # noqa: BLE001 - the bytes have arrived; the sender gets no error
+        except BaseException:  # noqa: BLE001 - the bytes have arrived; the sender gets no error
+            # Also SystemExit, or CancelledError of asyncio: this thread serves the next message.
             _log.exception("a callback failed")
         delivery.answer(None)
 
