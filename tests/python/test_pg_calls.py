@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import socket
 import threading
+import time
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -313,3 +315,10 @@ def test_time_limit_of_a_group_must_be_positive() -> None:
 
     with pytest.raises(ValueError, match="positive"):
         MooncakeProcessGroup.set_timeout(SimpleNamespace(), timedelta(0))  # type: ignore[arg-type]
+
+
+def test_lost_rank_0_is_named_where_a_group_is_made() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    with pytest.raises(dist.DistBackendError, match=r"global rank 0 cannot be reached: address="):
+        context._open(1, "127.0.0.1", address, time.monotonic() + 2)

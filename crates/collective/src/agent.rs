@@ -18,7 +18,7 @@ use mooncake_base::{
 use crate::{
     inbox::{GroupState, Inbox},
     mesh::{Mesh, group_id},
-    message::{self, Answer, Commit, Notice, Request},
+    message::{self, Answer, Commit, Notice, PROCESS, Request},
 };
 
 const PING_INTERVAL: Duration = Duration::from_secs(1);
@@ -36,6 +36,8 @@ pub(crate) struct Agent {
     answered: Condvar,
     next_id: AtomicU64,
     is_over: AtomicBool,
+    /// Why the coordinator serves this process no more.
+    refusal: Mutex<Option<String>>,
     heard: Mutex<Instant>,
     stopping: Mutex<bool>,
     stop: Condvar,
@@ -56,6 +58,7 @@ impl Agent {
             answered: Condvar::default(),
             next_id: AtomicU64::new(1),
             is_over: AtomicBool::new(false),
+            refusal: Mutex::default(),
             heard: Mutex::new(Instant::now()),
             stopping: Mutex::new(false),
             stop: Condvar::default(),
@@ -102,9 +105,17 @@ impl Agent {
             let is_over = self.is_over.load(Ordering::SeqCst);
             if left.is_zero() || is_over {
                 answers.remove(&id);
-                return Err(if is_over { gone() } else { not_agreed(limit) });
+                return Err(if is_over { self.ended() } else { not_agreed(limit) });
             }
             self.answered.wait_for(&mut answers, left);
+        }
+    }
+
+    /// Returns why the connection to the coordinator has ended.
+    fn ended(&self) -> Error {
+        match &*self.refusal.lock() {
+            Some(reason) => Error::closed(reason.clone()),
+            None => gone(),
         }
     }
 
@@ -159,7 +170,7 @@ impl Agent {
         drop(stopping);
         if !is_stopping {
             for inbox in self.mesh.inboxes() {
-                inbox.close(&gone());
+                inbox.close(&self.ended());
             }
         }
     }
@@ -171,6 +182,10 @@ impl Agent {
                 inbox.state.lock().is_known = true;
                 inbox.changed.notify_all();
             }),
+            Notice::Refused { group, reason } if group == PROCESS => {
+                tracing::error!(%reason, "this process is no rank any more");
+                *self.refusal.lock() = Some(reason);
+            }
             Notice::Refused { group, reason } => self.with(&group, |inbox| {
                 inbox.state.lock().refusal = Some(reason);
                 inbox.changed.notify_all();

@@ -22,7 +22,7 @@ use crate::{
     auth,
     heartbeats::{Heartbeats, TICK},
     membership::{Membership, Notices},
-    message::{self, Attach, Notice, Request},
+    message::{self, Attach, Notice, PROCESS, Request},
 };
 
 /// Longest time that a message to an agent may wait for its socket.
@@ -157,7 +157,7 @@ impl CoordinatorParts {
             state.heartbeats.record(rank, SystemClock.now());
             let agent = AgentConnection { stream: writer, connection };
             if let Some(old) = state.agents.insert(rank, agent) {
-                let _ = old.stream.shutdown(Shutdown::Both);
+                old.displace(rank);
             }
             let notices = state.membership.handle(rank, request);
             state.send(notices);
@@ -222,6 +222,17 @@ impl CoordinatorParts {
                 state.send(notices);
             }
         }
+    }
+}
+
+impl AgentConnection {
+    /// Ends the connection of a process whose rank another process has now.
+    fn displace(mut self, rank: u32) {
+        let reason = format!("another process has registered as rank {rank}");
+        tracing::warn!(rank, "another process has registered as this rank: the earlier one is out");
+        let notice = Notice::Refused { group: PROCESS.to_owned(), reason };
+        let _ = message::send(&mut self.stream, &notice);
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 

@@ -79,6 +79,9 @@ pub(crate) enum Notice {
     Goodbye,
 }
 
+/// What a notice names in place of a group if it is about all groups of a process.
+pub(crate) const PROCESS: &str = "";
+
 /// A new view.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(Hash))]

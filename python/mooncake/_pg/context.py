@@ -12,7 +12,10 @@ import weakref
 from datetime import timedelta
 from typing import Any
 
+import torch.distributed as dist
+
 from mooncake._runtime import _native
+from mooncake.errors import TransferFailedError
 
 from .devices import engine_with_devices
 from .settings import process_settings
@@ -139,14 +142,20 @@ def seconds_left(deadline: float) -> float:
 
 
 def _open(global_rank: int, host: str, coordinator: str | None, deadline: float) -> Any:
-    return _native.CollectiveContext(
-        global_rank=global_rank,
-        host=host,
-        coordinator=coordinator,
-        engine=engine_with_devices(host),
-        heartbeat_timeout_us=process_settings.silence_limit_us,
-        bootstrap_timeout_us=int(seconds_left(deadline) * 1e6),
-    )
+    try:
+        return _native.CollectiveContext(
+            global_rank=global_rank,
+            host=host,
+            coordinator=coordinator,
+            engine=engine_with_devices(host),
+            heartbeat_timeout_us=process_settings.silence_limit_us,
+            bootstrap_timeout_us=int(seconds_left(deadline) * 1e6),
+        )
+    except TransferFailedError as error:
+        raise dist.DistBackendError(
+            f"global rank 0 cannot be reached: address={coordinator}; if its process has ended, "
+            "start all ranks again: a group does not outlive its rank 0"
+        ) from error
 
 
 def _published(store: Any, key: str, deadline: float) -> str:
