@@ -249,6 +249,15 @@ impl Operation {
         }
     }
 
+    /// Returns the slot whose bytes all others get, or that alone gets a result.
+    pub(crate) fn root(&self) -> Option<usize> {
+        match self {
+            Self::Reduce { root, .. } | Self::Gather { root, .. } => *root,
+            Self::Broadcast { root, .. } | Self::Scatter { root, .. } => Some(*root),
+            Self::ReduceScatter { .. } | Self::AllToAll { .. } | Self::Barrier => None,
+        }
+    }
+
     /// Returns how many bytes of this rank the operation reads.
     pub(crate) fn source_bytes(&self) -> usize {
         match self {

@@ -43,9 +43,10 @@ impl OperationRunner {
             self.contributions.begin_attempt(view.attempt);
             let exchange =
                 Attempt::new(&self.rank, &self.contributions, self.silence_limit, view, call);
+            let absent_root = operation.root().filter(|root| !exchange.view.is_member(*root));
             let mut has_data = None;
             match exchange.run_announced(operation, &mut has_data).await {
-                Ok(()) => return self.end(has_data.unwrap_or_default()),
+                Ok(()) => return self.end(has_data.unwrap_or_default(), absent_root),
                 Err(Stop::Failed(error) | Stop::FailedElsewhere(error)) => {
                     return self.end_failed(error);
                 }
@@ -55,7 +56,7 @@ impl OperationRunner {
                 Err(error) => return self.end_failed(error),
                 Ok(is_finished) => {
                     if let (true, Some(writes)) = (is_finished, has_data) {
-                        return self.end(writes);
+                        return self.end(writes, absent_root);
                     }
                 }
             }
@@ -93,12 +94,14 @@ impl OperationRunner {
         self.rank.inbox.find(find).await
     }
 
-    fn end(&self, writes: Writes) -> Outcome {
+    /// Ends an operation that is whole. A root that was no member has sent, or got, nothing.
+    fn end(&self, writes: Writes, absent_root: Option<usize>) -> Outcome {
         self.contributions.end_loans();
         writes.carry_out();
         let mut state = self.rank.inbox.state.lock();
         state.progress.end();
         let mut failed_slots = std::mem::take(&mut state.unreported);
+        failed_slots.extend(absent_root);
         failed_slots.sort_unstable();
         failed_slots.dedup();
         Outcome { failed_slots, ..Outcome::default() }
