@@ -1142,7 +1142,10 @@ class CollectiveGroup:
         """Return for each slot whether its rank is reachable and active, or waits."""
 
     def cancel_receive(self, completion: CollectiveCompletion) -> bool:
-        """Give up a receive that has got no message; return whether it had got none."""
+        """Give up a receive unless its bytes arrive just now; return whether it was given up."""
+
+    def cancel_send(self, completion: CollectiveCompletion) -> bool:
+        """Withdraw a message unless its receiver has taken it; return whether it was withdrawn."""
 
     def activate(self, slots: Sequence[int], limit_s: float) -> tuple[int, int, list[int], str]:
         """Make waiting ranks members; return status, epoch, dropped ranks and reason."""

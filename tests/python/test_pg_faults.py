@@ -73,6 +73,36 @@ def test_monitored_barrier_names_the_late():
         ranks.check()
 
 
+def test_monitored_barrier_works_after_a_late_rank():
+    with Forked(pg_faults, "monitored_barrier_after_a_late_one", 2) as ranks:
+        ranks.start().expect("late", 0)
+        ranks.send("go")
+        ranks.check()
+
+
+def test_messages_that_are_given_up_take_no_later_ones():
+    with Forked(pg_faults, "messages_that_are_given_up", 2) as ranks:
+        ranks.start().check()
+
+
+def test_operations_with_a_lost_root_report_it():
+    with Forked(pg_faults, "roots_that_are_lost", 3) as ranks:
+        ranks.start().check(1)
+
+
+@pytest.mark.parametrize(("way", "size"), [("message", 2), ("collective", 2), ("behind", 3)])
+def test_group_is_closed_while_a_peer_is_stopped(way, size):
+    with Forked(pg_faults, f"closes_while_a_peer_is_stopped:{way}", size) as ranks:
+        ranks.start().expect("ready")
+        ranks.signal(1, signal.SIGSTOP)
+        ranks.send("go", 0)
+        ranks.expect("closed", 0)
+        ranks.signal(1, signal.SIGKILL)
+        if size > 2:
+            ranks.send("end", 2)
+        ranks.check(1)
+
+
 def test_messages_to_and_from_the_dead_end():
     with Forked(pg_faults, "messages_to_the_dead_end", 3) as ranks:
         ranks.start().expect("ready")

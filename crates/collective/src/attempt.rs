@@ -5,6 +5,7 @@ use std::{
     pin::pin,
     slice,
     sync::Arc,
+    task::Poll,
     time::{Duration, Instant},
 };
 
@@ -19,7 +20,7 @@ use crate::{
     },
     contributions::Contributions,
     inbox::{GroupState, messages::Outgoing, part::Part},
-    link::{Link, SendProgress},
+    link::{FrameSender, Link, SendProgress},
     message::Member,
     own_rank::OwnRank,
     peer_memory::{LENT_BYTES_MIN, Loan},
@@ -209,8 +210,27 @@ impl<'a> Attempt<'a> {
             None => self.await_link(member).await?,
         };
         let header = self.header(kind, step, bytes.len());
-        // If the connection has ended, the view will change: its reader has reported it.
-        link.send(&header, bytes).map_err(|_| Stop::Interrupted)
+        let mut frame = FrameSender::new(&link, &header, bytes);
+        let sent = poll_fn(|context| match frame.send_part() {
+            Ok(true) => Poll::Ready(Ok(())),
+            // If the connection has ended, the view will change: its reader has reported it.
+            Err(_) => Poll::Ready(Err(Stop::Interrupted)),
+            Ok(false) if self.is_interrupted(&self.rank.inbox.state.lock()) => {
+                Poll::Ready(Err(Stop::Interrupted))
+            }
+            Ok(false) => {
+                // Who waits for the operation looks at its time limit before the next part.
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+        })
+        .await;
+        drop(frame);
+        if sent.is_err() {
+            // The rest of a frame that was begun.
+            self.rank.inbox.push_outgoing(Outgoing::Rest(link));
+        }
+        sent
     }
 
     fn header(&self, kind: Kind, step: u32, length: usize) -> Header {

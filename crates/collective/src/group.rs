@@ -57,11 +57,11 @@ impl Group {
         let runner = OperationRunner::new(Arc::clone(&rank), silence_limit);
         let queue = OperationQueue::new(runner, Arc::clone(&frames));
         let messenger = Messenger::new(Arc::clone(&rank), frames);
-        let (working, writing) = (Arc::clone(&queue), Arc::clone(&messenger));
-        let threads = Threads::new(2);
+        let working = Arc::clone(&queue);
+        let threads = Threads::new(1);
         let failed = |error| Error::internal("a thread did not start").caused_by(error);
         threads.spawn("mc-pg-work", move || working.work()).map_err(failed)?;
-        threads.spawn("mc-pg-send", move || writing.write()).map_err(failed)?;
+        messenger.start().map_err(failed)?;
         rank.show();
         Ok(Self { rank, key, queue, messenger, agent, threads })
     }
@@ -109,10 +109,16 @@ impl Group {
         self.messenger.receive(range, from, tag)
     }
 
-    /// Gives up a receive that has got no message, and returns whether it had got none: its memory is free
-    /// then, and a message that comes later stays for another receive.
+    /// Gives up a receive unless bytes are written into its memory, and returns whether it was given up: its
+    /// memory is free then, and its message is left to another receive.
     pub fn cancel_receive(&self, completion: &Completion) -> bool {
         self.messenger.cancel_receive(completion)
+    }
+
+    /// Withdraws a message unless its receiver has taken it, and returns whether it was withdrawn: its memory
+    /// is free then. A receiver that takes it at this moment may have got it nevertheless.
+    pub fn cancel_send(&self, completion: &Completion) -> bool {
+        self.messenger.cancel_send(completion)
     }
 
     /// Returns the highest active slot + 1; before this rank has joined, the declared size.
@@ -235,6 +241,7 @@ impl Group {
             self.agent.leave(&self.key);
             self.rank.inbox.close(&closed());
             self.queue.close();
+            self.messenger.join();
         });
         if has_ended {
             self.rank.mesh.forget(self.rank.group_id);

@@ -145,8 +145,8 @@ impl Inbox {
             }
             Kind::Message | Kind::MessageLoan | Kind::Offer => {
                 let (tag, id) = (header.step, header.sequence);
-                taken =
-                    state.messages.add_arrived(Arrived { source, tag, id, payload }, &mut ended);
+                let arrived = Arrived { source, tag, id, payload, is_requested: false };
+                taken = state.messages.add_arrived(arrived, &mut ended);
             }
             Kind::Request => {
                 let (to, id) = (source, header.sequence);
@@ -157,7 +157,10 @@ impl Inbox {
             }
             Kind::Requested => {
                 let id = header.sequence;
-                taken = state.messages.take_requested(source, id, &payload, &mut ended);
+                taken = state.messages.take_requested(source, id, payload, &mut ended);
+            }
+            Kind::Withdrawn => {
+                state.messages.drop_withdrawn(source, header.sequence, &mut ended);
             }
             Kind::Wake => return nothing,
             Kind::Taken => {
@@ -279,7 +282,7 @@ impl Inbox {
         if state.closed.is_none() {
             state.closed = Some(error.clone());
         }
-        std::mem::take(&mut state.messages).fail_all(error, &mut ended);
+        state.messages.fail_all(error, &mut ended);
         state.mirror = None;
         state.parts.clear();
         self.announce_change(state);

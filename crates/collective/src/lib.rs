@@ -18,14 +18,14 @@
 //! | | [`peer_memory`], [`staging`], [`fabric`] | memory of other ranks: lent, copied to where they map it, read from other hosts |
 //! | ends of operations | [`outcome`], [`metrics`], [`thread_waker`], [`completion`] | the result; counters; a thread that waits; the end that threads wait for, and the trait of what brings it |
 //! | operations | [`collectives`] | who sends what to whom |
-//! | connections | [`auth`], [`link`] | the proof of the token; one connection |
+//! | connections | [`auth`], [`link`] | the proof of the token; one connection, and a frame that is sent in parts in `link/frame_sender.rs` |
 //! | | [`inbox`] | the state of one group, and what has arrived for it; messages in `inbox/messages.rs` |
 //! | | [`mesh`] | all connections, and the threads that wait for frames |
 //! | processes | [`coordinator`], [`agent`] | the coordinator, and the link to it |
 //! | parts of a group | [`own_rank`] | what all parts need: slot, state, connections, counters |
 //! | | [`frame_wait`], [`operation_queue`] | how a thread waits for frames; who carries out operations, in which order |
 //! | | [`contributions`], [`attempt`], [`operation_runner`] | memory that peers read; one attempt of an operation; attempts until one is whole |
-//! | | [`messenger`] | sends and receives |
+//! | | [`messenger`] | sends and receives; threads that write in `messenger/writing.rs` |
 //! | entry points | [`group`], [`context`] | a group; the process |
 #![warn(missing_docs)]
 

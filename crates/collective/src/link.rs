@@ -1,12 +1,15 @@
 //! A connection to another rank: a socket and, on one host, rings in shared memory.
 
+mod frame_sender;
+
 use std::{
     io::{self, IoSlice, Read, Write},
     net::{Shutdown, TcpStream},
     sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
 };
 
-use mooncake_base::sync::Mutex;
+use mooncake_base::sync::{Condvar, Mutex};
 use socket2::SockRef;
 
 use crate::{
@@ -15,6 +18,12 @@ use crate::{
     shared_futex::SharedFutex,
     staging::peer_buffers::PeerBuffers,
 };
+
+pub(crate) use self::frame_sender::FrameSender;
+
+/// The limit of a write to a socket whose peer takes no bytes: the socket's, for each call. Who sends looks
+/// in between whether its frame is still wanted.
+pub(crate) const WRITE_LIMIT: Duration = Duration::from_millis(20);
 
 /// A connection to another rank.
 #[derive(Debug)]
@@ -30,6 +39,8 @@ pub(crate) struct Link {
     pub(crate) segment: Option<String>,
     pub(crate) staged: PeerBuffers,
     pub(crate) outgoing: Mutex<Sending>,
+    /// A frame that was sent by a [`FrameSender`] has ended.
+    pub(crate) frame_ended: Condvar,
     /// Number of the next frame that is delivered, whether it comes over the socket or the ring.
     pub(crate) next_delivered: Mutex<u64>,
     pub(crate) is_alive: AtomicBool,
@@ -43,6 +54,15 @@ pub(crate) struct Sending {
     after_wake: u64,
     /// The rest of a frame that was sent in part: it goes before any other.
     rest: Vec<u8>,
+    /// Whether a [`FrameSender`] has sent a part of a frame, and has the rest.
+    is_sending: bool,
+}
+
+impl Sending {
+    /// Returns whether another frame may be sent now.
+    fn is_free(&self) -> bool {
+        self.rest.is_empty() && !self.is_sending
+    }
 }
 
 /// How much of a frame a call that does not block has sent.
@@ -111,33 +131,27 @@ fn read_descriptor(stream: &mut TcpStream) -> io::Result<i32> {
 }
 
 impl Link {
-    /// Sends a frame. Blocks until the peer's thread has room for it.
-    pub(crate) fn send(&self, header: &Header, payload: &[u8]) -> io::Result<()> {
-        let mut outgoing = self.outgoing.lock();
-        let Some((head, payload)) = self.send_in_ring(&mut outgoing, header, payload) else {
-            return Ok(());
-        };
-        self.send_rest(&mut outgoing)?;
-        outgoing.number += 1;
-        let mut stream = &self.stream;
-        let sent = match stream.write_vectored(&[IoSlice::new(&head), IoSlice::new(payload)]) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(sent) => sent,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
-            Err(error) => return Err(error),
-        };
-        if sent < head.len() {
-            stream.write_all(&head[sent..])?;
-            stream.write_all(payload)
-        } else {
-            stream.write_all(&payload[sent - head.len()..])
+    /// Sends a frame. Blocks until the peer's thread has room for it, or `is_over` says to give up; what
+    /// the peer has not got then of a frame that was begun goes before the next one.
+    pub(crate) fn send(
+        &self,
+        header: &Header,
+        payload: &[u8],
+        is_over: impl Fn() -> bool,
+    ) -> io::Result<()> {
+        let mut frame = FrameSender::new(self, header, payload);
+        while !frame.send_part()? {
+            if is_over() {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
         }
+        Ok(())
     }
 
     /// Sends a frame as far as the socket has room for it. Does not block.
     pub(crate) fn try_send(&self, header: &Header, payload: &[u8]) -> io::Result<SendProgress> {
         let Some(mut outgoing) = self.outgoing.try_lock() else { return Ok(SendProgress::Nothing) };
-        if !outgoing.rest.is_empty() {
+        if !outgoing.is_free() {
             return Ok(SendProgress::Nothing);
         }
         let first = outgoing.number;
@@ -167,8 +181,9 @@ impl Link {
     }
 
     /// Sends the rest of a frame that [`Self::try_send`] has begun. Blocks as [`Self::send`].
-    pub(crate) fn flush(&self) -> io::Result<()> {
-        self.send_rest(&mut self.outgoing.lock())
+    pub(crate) fn flush(&self, is_over: impl Fn() -> bool) -> io::Result<()> {
+        while !self.send_rest(&mut self.outgoing.lock())? && !is_over() {}
+        Ok(())
     }
 
     /// Wakes the peer if it has not read all frames in the ring. Does not block; if a part was sent,
@@ -183,7 +198,7 @@ impl Link {
         }
         // Who has the lock sends something over the socket, or the peer reads that.
         let Some(mut outgoing) = self.outgoing.try_lock() else { return SendProgress::Nothing };
-        if !outgoing.rest.is_empty() || outgoing.after_wake == outgoing.number {
+        if !outgoing.is_free() || outgoing.after_wake == outgoing.number {
             return SendProgress::Nothing;
         }
         let head = Header::WAKE.encode(outgoing.number);
@@ -226,11 +241,21 @@ impl Link {
         }
     }
 
-    fn send_rest(&self, outgoing: &mut Sending) -> io::Result<()> {
-        let mut stream = &self.stream;
-        stream.write_all(&outgoing.rest)?;
-        outgoing.rest.clear();
-        Ok(())
+    /// Sends the rest of a frame that was begun, and returns whether nothing is left. Waits for
+    /// [`WRITE_LIMIT`] at most while the peer takes no bytes.
+    fn send_rest(&self, outgoing: &mut Sending) -> io::Result<bool> {
+        while !outgoing.rest.is_empty() {
+            match (&self.stream).write(&outgoing.rest) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(sent) => drop(outgoing.rest.drain(..sent)),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::Interrupted => {}
+                    io::ErrorKind::WouldBlock => return Ok(false),
+                    _ => return Err(error),
+                },
+            }
+        }
+        Ok(true)
     }
 
     /// Returns whether the peer has written a frame into the ring.
@@ -266,6 +291,7 @@ pub(crate) mod tests {
     };
 
     pub(crate) fn link_of(stream: TcpStream, rings: Option<Rings>) -> Arc<Link> {
+        stream.set_write_timeout(Some(WRITE_LIMIT)).unwrap();
         Arc::new(Link {
             rank: 0,
             incarnation: 0,
@@ -276,6 +302,7 @@ pub(crate) mod tests {
             segment: None,
             staged: PeerBuffers::default(),
             outgoing: Mutex::default(),
+            frame_ended: Condvar::default(),
             next_delivered: Mutex::default(),
             is_alive: true.into(),
         })
@@ -323,8 +350,8 @@ pub(crate) mod tests {
         assert_eq!(link.try_send(&header(99, 0), &[]).unwrap(), SendProgress::Nothing);
         let writing = Arc::clone(&link);
         let writer = thread::spawn(move || {
-            writing.flush().unwrap();
-            writing.send(&header(begun, 3), b"end").unwrap();
+            writing.flush(|| false).unwrap();
+            writing.send(&header(begun, 3), b"end", || false).unwrap();
         });
         for sequence in 0..begun {
             let (found, number, bytes) = read_frame(&mut peer).unwrap();
@@ -341,10 +368,34 @@ pub(crate) mod tests {
         let (link, mut peer) = connected();
         let (begun, _) = fill(&link, &[7; 1 << 20]);
         let writing = Arc::clone(&link);
-        let writer = thread::spawn(move || writing.send(&header(begun, 0), &[]));
+        let writer = thread::spawn(move || writing.send(&header(begun, 0), &[], || false));
         assert_eq!(link.try_send(&header(0, 0), &[]).unwrap(), SendProgress::Nothing);
         let mut frames = (0..=begun).map(|_| read_frame(&mut peer).unwrap().0.sequence);
         assert!((0..=begun).all(|sequence| frames.next() == Some(sequence)));
+        writer.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn frame_that_is_given_up_is_whole_before_the_next() {
+        let (link, mut peer) = connected();
+        let payload: Vec<u8> = (0..=250).cycle().take(1 << 20).collect();
+        // Its peer takes no bytes. Frames that were not begun are left out.
+        let mut begun = 0;
+        for sequence in 0..64 {
+            let number = link.outgoing.lock().number;
+            let sent = link.send(&header(sequence, payload.len()), &payload, || true);
+            begun += link.outgoing.lock().number - number;
+            assert_eq!(sent.is_ok(), begun > sequence && link.outgoing.lock().rest.is_empty());
+        }
+        assert!(0 < begun && begun < 64, "{begun}");
+        let writing = Arc::clone(&link);
+        let writer = thread::spawn(move || writing.send(&header(99, 0), &[], || false));
+        for sequence in 0..begun {
+            let (found, number, bytes) = read_frame(&mut peer).unwrap();
+            assert_eq!((found.sequence, number), (sequence, sequence));
+            assert!(bytes == payload, "frame {sequence} is torn");
+        }
+        assert_eq!(read_frame(&mut peer).unwrap().0.sequence, 99);
         writer.join().unwrap().unwrap();
     }
 
@@ -353,7 +404,7 @@ pub(crate) mod tests {
         let (link, peer) = connected();
         link.close();
         assert!(link.try_send(&header(0, 0), &[]).is_err());
-        assert!(link.send(&header(0, 0), &[]).is_err());
+        assert!(link.send(&header(0, 0), &[], || false).is_err());
         drop(peer);
     }
 }

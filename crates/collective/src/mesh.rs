@@ -32,7 +32,7 @@ use crate::{
     buffers::Buffers,
     fabric::Fabric,
     inbox::{Inbox, announce},
-    link::{Access, Link},
+    link::{Access, Link, WRITE_LIMIT},
     message::Member,
     peer_memory::{self, Secret},
     rank_frame::{Frame, Kind, read_frame},
@@ -437,7 +437,7 @@ impl Mesh {
         SharedMeans { access, rings, futex, segment }: SharedMeans,
     ) -> io::Result<Arc<Link>> {
         stream.set_read_timeout(None)?;
-        stream.set_write_timeout(None)?;
+        stream.set_write_timeout(Some(WRITE_LIMIT))?;
         stream.set_nodelay(true)?;
         let link = Arc::new(Link {
             rank,
@@ -449,6 +449,7 @@ impl Mesh {
             segment,
             staged: PeerBuffers::default(),
             outgoing: Mutex::default(),
+            frame_ended: Condvar::default(),
             next_delivered: Mutex::default(),
             is_alive: AtomicBool::new(true),
         });
@@ -575,14 +576,14 @@ mod tests {
                     let payload = vec![at.to_le_bytes()[0]; length(at)];
                     let header = header(at as u64, payload.len());
                     if at % 3 == 0 {
-                        sender.send(&header, &payload).unwrap();
+                        sender.send(&header, &payload, || false).unwrap();
                         continue;
                     }
                     while sender.try_send(&header, &payload).unwrap() == SendProgress::Nothing {
-                        sender.flush().unwrap();
+                        sender.flush(|| false).unwrap();
                         thread::yield_now();
                     }
-                    sender.flush().unwrap();
+                    sender.flush(|| false).unwrap();
                     if at % 64 == 0 {
                         thread::yield_now();
                     }

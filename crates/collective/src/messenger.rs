@@ -1,17 +1,19 @@
-//! Sends and receives the messages of a group: the calls, and the thread that writes messages and reads
-//! those whose memory is lent.
+//! Sends and receives the messages of a group: the calls. Threads write messages, and read those whose
+//! memory is lent.
 
-use std::sync::Arc;
+mod writing;
+
+use std::{sync::Arc, time::Duration};
 
 use mooncake_base::{Error, Result};
+use mooncake_os::threads::Threads;
 
 use crate::{
-    completion::{Completion, Driver, RECHECK},
+    completion::{Completion, Driver},
     frame_wait::FrameWait,
     inbox::{
         GroupState, announce,
-        messages::{Arrived, Messages, Outgoing, Receive, Sent},
-        part::Part,
+        messages::{Outgoing, Receive, Sent, Target},
     },
     link::SendProgress,
     memory::HostRange,
@@ -24,8 +26,6 @@ use crate::{
 
 /// Most sends, and most receives, that wait for their counterpart.
 const MESSAGES_MAX: usize = 1 << 16;
-/// From this size on, a message is lent, not sent: the receiver's thread must wake up to read it.
-const LENT_MESSAGE_BYTES_MIN: usize = 256 << 10;
 /// Most memory of a receiver that messages of one sender take in a group before a receive asks for
 /// them. Later ones are lent, or only announced: their bytes stay at the sender.
 const BUFFERED_BYTES_MAX: usize = 8 << 20;
@@ -33,17 +33,21 @@ const BUFFERED_BYTES_MAX: usize = 8 << 20;
 const ENTRY_BYTES: usize = 256;
 /// Messages up to this size are written by the thread that sends them, if they need not wait.
 const DIRECT_BYTES_MAX: usize = 4 << 10;
+/// How long a thread that writes a message may take to see that it was withdrawn: far above what it takes.
+const WITHDRAWN_LIMIT: Duration = Duration::from_secs(1);
 
 /// Sends and receives the messages of a group.
 #[derive(Debug)]
 pub(crate) struct Messenger {
     rank: Arc<OwnRank>,
     frames: Arc<FrameWait>,
+    /// One, and one more for each peer that takes no bytes.
+    threads: Threads,
 }
 
 impl Messenger {
     pub(crate) fn new(rank: Arc<OwnRank>, frames: Arc<FrameWait>) -> Arc<Self> {
-        Arc::new(Self { rank, frames })
+        Arc::new(Self { rank, frames, threads: Threads::unbounded() })
     }
 
     /// Sends a message; done when the receiver has taken it.
@@ -69,15 +73,16 @@ impl Messenger {
         let loan_token = Box::default();
         let sent = Sent { to, completion: completion.clone(), range, buffered: 0, loan_token };
         state.messages.sent.insert(id, sent);
-        let Messages { outgoing, is_writing, .. } = &mut state.messages;
-        let is_direct = range.length() <= DIRECT_BYTES_MAX && outgoing.is_empty() && !*is_writing;
+        let messages = &mut state.messages;
+        let is_direct = range.length() <= DIRECT_BYTES_MAX
+            && messages.outgoing.is_empty()
+            && messages.begin_writing(Target::Slot(to), None);
         if !is_direct {
-            outgoing.push_back(Outgoing::Message { to, tag, id, range });
+            messages.outgoing.push_back(Outgoing::Message { to, tag, id, range });
             drop(state);
             self.rank.inbox.outgoing.notify_all();
             return Ok(completion);
         }
-        *is_writing = true;
         drop(state);
         self.send_small(to, tag, id, range);
         Ok(completion)
@@ -107,7 +112,9 @@ impl Messenger {
             return Ok(completion);
         }
         check_count(state.messages.receives.len() + state.messages.requested.len())?;
-        let receive = Receive { source: from, tag, range, completion: completion.clone() };
+        state.messages.next_id += 1;
+        let (number, source) = (state.messages.next_id, from);
+        let receive = Receive { number, source, tag, range, completion: completion.clone() };
         let taken = state.messages.add_receive(receive, &mut ended);
         let taken = taken.map(|(to, id)| {
             let member = state.progress.view.member(to);
@@ -126,20 +133,56 @@ impl Messenger {
         Ok(completion)
     }
 
-    /// Gives up a receive that has got no message, and returns whether it had got none: its memory is free
-    /// then, and a message that comes later stays for another receive.
+    /// Gives up a receive unless bytes are written into its memory, and returns whether it was given up: its
+    /// memory is free then, and its message is left to another receive.
     pub(crate) fn cancel_receive(&self, completion: &Completion) -> bool {
-        let mut state = self.rank.inbox.state.lock();
-        let receives = &mut state.messages.receives;
-        let place = receives.iter().position(|receive| receive.completion.is_same(completion));
-        let cancelled = place.map(|place| receives.remove(place));
-        drop(state);
+        let cancelled = self.rank.inbox.state.lock().messages.cancel_receive(completion);
         let is_cancelled = cancelled.is_some();
         if let Some(receive) = cancelled {
             let error = Some(Error::invalid("the receive was cancelled"));
             receive.completion.complete(Outcome { error, ..Outcome::default() });
         }
         is_cancelled
+    }
+
+    /// Withdraws a message unless its receiver has taken it, and returns whether it was withdrawn: its memory
+    /// is free then. A receiver that takes it at this moment may have got it nevertheless.
+    pub(crate) fn cancel_send(&self, completion: &Completion) -> bool {
+        let mut ended = Vec::new();
+        let mut state = self.rank.inbox.state.lock();
+        let withdrawn = state.messages.cancel_send(completion, &mut ended);
+        let Some((to, id, is_known)) = withdrawn else { return false };
+        let is_direct = is_known && state.messages.begin_writing_now(Target::Slot(to));
+        drop(state);
+        if is_direct {
+            // Before anything that this rank sends next.
+            self.try_withdraw(to, id);
+        } else if is_known {
+            self.rank.inbox.push_outgoing(Outgoing::Withdrawn { to, id });
+        }
+        announce(ended);
+        completion.wait(WITHDRAWN_LIMIT)
+    }
+
+    /// Tells a receiver that a message was withdrawn: at once, or by the thread for messages if that would
+    /// block.
+    fn try_withdraw(&self, to: usize, id: u64) {
+        let state = self.rank.inbox.state.lock();
+        let member = state.progress.view.member(to);
+        let link = member.and_then(|member| self.rank.mesh.open_link(member));
+        drop(state);
+        let header = self.rank.message_header(Kind::Withdrawn, id, 0, 0);
+        let later = match link.map(|link| (link.try_send(&header, &[]), link)) {
+            Some((Ok(SendProgress::Whole), _)) => None,
+            Some((Ok(SendProgress::Begun), link)) => Some(Outgoing::Rest(link)),
+            Some((Ok(SendProgress::Nothing) | Err(_), _)) | None => {
+                Some(Outgoing::Withdrawn { to, id })
+            }
+        };
+        let messages = &mut self.rank.inbox.state.lock().messages;
+        messages.end_writing(Target::Slot(to), &mut Vec::new());
+        messages.outgoing.extend(later);
+        self.rank.inbox.outgoing.notify_all();
     }
 
     /// Returns a completion that counts a message when it ends.
@@ -149,50 +192,12 @@ impl Messenger {
         Completion::driven_by(Arc::downgrade(&frames), Some(recording))
     }
 
-    /// Writes messages and their acknowledgements, one after the other, until the group is closed.
-    pub(crate) fn write(&self) {
-        loop {
-            let mut state = self.rank.inbox.state.lock();
-            let outgoing = loop {
-                if state.closed.is_some() {
-                    return;
-                }
-                if !state.messages.is_writing
-                    && let Some(outgoing) = state.messages.outgoing.pop_front()
-                {
-                    state.messages.is_writing = true;
-                    break outgoing;
-                }
-                self.rank.inbox.outgoing.wait_for(&mut state, RECHECK);
-            };
-            drop(state);
-            match outgoing {
-                Outgoing::Message { to, tag, id, range } => self.write_message(to, tag, id, range),
-                Outgoing::Requested { to, id, range } => {
-                    self.rank.metrics.add_sent(range.length());
-                    self.write_frame(Kind::Requested, to, id, 0, range.bytes());
-                }
-                Outgoing::Request { to, id } => self.write_frame(Kind::Request, to, id, 0, &[]),
-                Outgoing::Taken { to, id } => {
-                    self.write_frame(Kind::Taken, to, id, 0, HostRange::EMPTY.bytes());
-                }
-                Outgoing::Fetch { receive, arrived } => self.fetch(receive, &arrived),
-                Outgoing::Rest(link) => {
-                    if let Err(error) = link.flush() {
-                        tracing::debug!(%error, "the rest of a frame was not sent");
-                    }
-                }
-            }
-            self.rank.inbox.state.lock().messages.is_writing = false;
-        }
-    }
-
     /// Sends a small message at once, without the thread for messages, if nothing else must be sent
     /// before it and the socket has room. Otherwise the thread for messages sends it.
     fn send_small(&self, to: usize, tag: u32, id: u64, range: HostRange) {
         let is_sent = self.try_send_small(to, tag, id, range);
         let messages = &mut self.rank.inbox.state.lock().messages;
-        messages.is_writing = false;
+        messages.end_writing(Target::Slot(to), &mut Vec::new());
         // If the view has changed meanwhile, the message has ended.
         if let (false, Some(sent)) = (is_sent, messages.sent.get_mut(&id)) {
             if let Some(taken) = messages.buffered.get_mut(&to) {
@@ -228,82 +233,6 @@ impl Messenger {
             self.rank.metrics.add_sent(range.length());
         }
         progress != SendProgress::Nothing
-    }
-
-    /// Sends a message while its receiver has room for it; else lends it, or announces it.
-    fn write_message(&self, to: usize, tag: u32, id: u64, range: HostRange) {
-        let mut state = self.rank.inbox.state.lock();
-        let GroupState { progress, messages, .. } = &mut *state;
-        let Some(member) = progress.view.member(to) else { return };
-        let may_lend = self.rank.mesh.may_lend(member);
-        let is_large = range.length() >= LENT_MESSAGE_BYTES_MIN;
-        let Messages { sent, buffered, .. } = messages;
-        let Some(sent) = sent.get_mut(&id) else { return };
-        let taken = buffered.entry(to).or_default();
-        let bytes = range.length().saturating_add(ENTRY_BYTES);
-        let has_room = taken.saturating_add(bytes) <= BUFFERED_BYTES_MAX;
-        let loan =
-            (may_lend && (is_large || !has_room)).then(|| sent.loan_token.lend(range.bytes()));
-        let completion = sent.completion.clone();
-        if loan.is_none() && has_room {
-            sent.buffered = bytes;
-            *taken += bytes;
-        }
-        drop(state);
-        match loan {
-            Some(loan) => {
-                self.rank.metrics.add_sent(range.length());
-                self.write_frame(Kind::MessageLoan, to, id, tag, &loan.encode());
-            }
-            None if has_room => {
-                self.rank.metrics.add_sent(range.length());
-                self.write_frame(Kind::Message, to, id, tag, range.bytes());
-            }
-            None => {
-                // Its receiver waits for the answer to its request.
-                self.frames.attend(&completion);
-                let length = range.length() as u64;
-                self.write_frame(Kind::Offer, to, id, tag, &length.to_le_bytes());
-            }
-        }
-    }
-
-    fn write_frame(&self, kind: Kind, to: usize, id: u64, tag: u32, bytes: &[u8]) {
-        let member = self.rank.inbox.state.lock().progress.view.member(to).cloned();
-        let Some(member) = member else { return };
-        let is_over = || {
-            let state = self.rank.inbox.state.lock();
-            state.closed.is_some() || !state.progress.view.is_member(to)
-        };
-        let Some(link) = self.rank.mesh.link(&member, is_over) else { return };
-        let header = self.rank.message_header(kind, id, tag, bytes.len());
-        if let Err(error) = link.send(&header, bytes) {
-            // The end of the connection is reported by its reader.
-            tracing::debug!(rank = member.rank, %error, "a message was not sent");
-        }
-    }
-
-    /// Reads a message from the memory of its sender into that of a receive.
-    fn fetch(&self, receive: Receive, arrived: &Arrived) {
-        let mut outcome = Outcome { source: Some(arrived.source), ..Outcome::default() };
-        if let Part::Lent { process, loan } = &arrived.payload {
-            let read = receive.range.fill(|target| loan.read(*process, 0, target));
-            let is_lent = loan.is_current(*process).unwrap_or(false);
-            match read {
-                Ok(()) if is_lent => {}
-                Err(error) if is_lent => {
-                    let error = error.to_string();
-                    let failure = Error::invalid("the memory of another rank cannot be read");
-                    let failure = failure.with("rank", arrived.source).with("reason", error);
-                    outcome.error = Some(failure);
-                }
-                // Its process has ended, or does not count this rank as a member any more.
-                _ => outcome.failed_slots = vec![arrived.source],
-            }
-        }
-        // The sender goes on first: it waits longer.
-        self.write_frame(Kind::Taken, arrived.source, arrived.id, 0, &[]);
-        receive.completion.complete(outcome);
     }
 }
 

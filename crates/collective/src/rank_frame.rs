@@ -32,6 +32,8 @@ pub(crate) enum Kind {
     Wake,
     /// As `Collective`: the payload is where the bytes are in the sender's memory, on another host.
     CollectiveFetch,
+    /// The sender has given up a message.
+    Withdrawn,
 }
 
 /// The head of a frame.
@@ -94,6 +96,7 @@ impl Header {
             7 => Kind::Requested,
             8 => Kind::Wake,
             9 => Kind::CollectiveFetch,
+            10 => Kind::Withdrawn,
             _ => return None,
         };
         let header = Self {

@@ -53,7 +53,9 @@ class Collectives:
         completion = self._begin(
             "broadcast", memory.address, memory.nbytes, root, element_code(tensor.dtype)
         )
-        return self._begun(completion, [memory], [tensor], opts)
+        work = self._begun(completion, [memory], [tensor], opts)
+        work._sender = root
+        return work
 
     def reduce(self, tensors: Tensors, opts: Any = None) -> MooncakeWork:
         """Reduce one tensor over all ranks, in place at the root."""
@@ -308,7 +310,9 @@ class Collectives:
         """Send a tensor to a rank; done when that rank has received it."""
         source = read_from(_single(tensors, "send"))
         completion = self._begin("send", source.address, source.nbytes, dst, _tag(tag))
-        return self._message(completion, [], [], [source])
+        work = self._message(completion, [], [], [source])
+        work._cancel = self._native_group().cancel_send
+        return work
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> MooncakeWork:
         """Receive a tensor from a rank."""
@@ -316,7 +320,9 @@ class Collectives:
         memory = write_to(tensor, keeps_content=True)
         source = None if src < 0 else src
         completion = self._begin("recv", memory.address, memory.nbytes, source, _tag(tag))
-        return self._message(completion, [memory], [tensor])
+        work = self._message(completion, [memory], [tensor])
+        work._cancel, work._sender = self._native_group().cancel_receive, src
+        return work
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> MooncakeWork:
         """Receive a tensor from whichever rank sends one; `source_rank` tells which."""

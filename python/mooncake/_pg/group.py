@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -54,6 +55,8 @@ class MooncakeProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc
         self._name = ""
         self._desc = ""
         self._settings = settings
+        # Numbers of calls of monitored_barrier.
+        self.barrier_numbers = itertools.count(1)
         self._close_lock = threading.Lock()
         self._is_closed = False
         self._mirror = settings.active_ranks

@@ -39,9 +39,15 @@ def monitored_barrier(group: Any, limit_s: float, wait_all_ranks: bool) -> None:
 
 def _is_released(group: Any, collector: int, deadline: float) -> bool:
     """Report to the collector and wait for its answer; return False if it is lost."""
-    message = torch.zeros(1, dtype=torch.uint8, device="cpu")
-    for begin, tag in ((group.send, _ARRIVED_TAG), (group.recv, _RELEASED_TAG)):
-        work = begin([message], collector, tag)
+    number = next(group.barrier_numbers)
+    work = group.send([torch.tensor([number], device="cpu")], collector, _ARRIVED_TAG)
+    work.wait(seconds_left(deadline))
+    if work.failed_ranks():
+        return False
+    answer = torch.zeros(1, dtype=torch.int64, device="cpu")
+    # An answer to an earlier call, which was given up, is left behind.
+    while answer[0] != number:
+        work = group.recv([answer], collector, _RELEASED_TAG)
         work.wait(seconds_left(deadline))
         if work.failed_ranks():
             return False
@@ -51,27 +57,39 @@ def _is_released(group: Any, collector: int, deadline: float) -> bool:
 def _collect(
     group: Any, others: list[int], deadline: float, limit_s: float, wait_all_ranks: bool
 ) -> None:
-    """Wait for a message of each other rank, and then release them."""
-    message = torch.zeros(1, dtype=torch.uint8, device="cpu")
-    arrivals = [
-        (rank, group.recv([torch.zeros_like(message)], rank, _ARRIVED_TAG)) for rank in others
-    ]
-    missing, present = [], []
-    for rank, work in arrivals:
-        try:
-            work.wait(seconds_left(deadline))
-        except dist.DistBackendError:
-            missing.append(rank)
-            if not wait_all_ranks:
+    """Wait for the number of each other rank's call, and then release them."""
+    arrivals = []
+    for rank in others:
+        number = torch.zeros(1, dtype=torch.int64, device="cpu")
+        arrivals.append((rank, number, group.recv([number], rank, _ARRIVED_TAG)))
+    missing: list[int] = []
+    present = []
+    try:
+        for rank, number, work in arrivals:
+            if missing and not wait_all_ranks:
                 break
-        else:
-            if not work.failed_ranks():
-                present.append(rank)
+            try:
+                work.wait(seconds_left(deadline))
+            except dist.DistBackendError:
+                missing.append(rank)
+            else:
+                if not work.failed_ranks():
+                    present.append((rank, number))
+    finally:
+        # What comes later belongs to the next barrier.
+        for _, _, work in arrivals:
+            work.give_up()
+    if not missing:
+        # All are told at once: a rank that leaves now must not keep others.
+        answers = [(rank, group.send([at], rank, _RELEASED_TAG)) for rank, at in present]
+        for rank, work in answers:
+            try:
+                work.wait(limit_s)
+            except dist.DistBackendError:
+                # Its time was up before it was released.
+                missing.append(rank)
     if missing:
         names = ", ".join(str(rank) for rank in missing)
         raise RuntimeError(
             f"monitored_barrier: ranks have not called it within {limit_s:g} s: ranks={names}"
         )
-    # All are told at once: a rank that leaves now must not keep others.
-    for work in [group.send([message], rank, _RELEASED_TAG) for rank in present]:
-        work.wait(limit_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -27,8 +28,14 @@ _log = logging.getLogger("mooncake.pg")
 
 # How long an operation waits that is behind one whose time is up.
 _STALLED_GRACE_S = 1.0
+# How long a message that arrives while its wait ends may take to be whole.
+_ARRIVING_LIMIT_S = 10.0
 # Operations of which the end is looked for, at each call.
 _LOOKS = 8
+# Functions of torch that make room for as many bytes as a tensor says that another rank has sent.
+_OBJECT_RECEIVERS = ("broadcast_object_list", "recv_object_list")
+# How many calls stand between these and the wait for that tensor.
+_OBJECT_FRAMES = 8
 
 
 class MooncakeWork(_Work):  # type: ignore[misc]
@@ -49,6 +56,10 @@ class MooncakeWork(_Work):  # type: ignore[misc]
     _cause: Any = None
     # Its place among the operations that later ones may have to wait for.
     _number = -1
+    # Gives up a message, and returns whether that was possible.
+    _cancel: Callable[[Any], bool] | None = None
+    # The rank whose bytes the tensor gets; negative for any.
+    _sender: int | None = None
 
     def __init__(
         self,
@@ -82,12 +93,15 @@ class MooncakeWork(_Work):  # type: ignore[misc]
         """Wait until the operation is done and its results are in the tensors.
 
         A stream waits for results in memory of a GPU: that which is current where this is called.
+        If the wait for a message is interrupted, or its time is up, the message is given up.
 
         Raises:
             DistBackendError: The operation failed as a whole, or its time is up.
         """
         limit_s = self._timeout_s if timeout is None else _seconds(timeout) or self._timeout_s
-        if self._pending.stalled is not None:
+        if self._cancel is not None:
+            self._await_message(limit_s)
+        elif self._pending.stalled is not None:
             self.await_end(limit_s)
         elif not self._completion.wait(limit_s):
             raise self._late(limit_s)
@@ -96,9 +110,39 @@ class MooncakeWork(_Work):  # type: ignore[misc]
             error = self._error()
             assert error is not None
             raise error
+        if self._sender is not None:
+            self._check_objects(self._sender)
         for memory in self._streamed:
             memory.join()
         return True
+
+    def _await_message(self, limit_s: float) -> None:
+        """Wait until a message has arrived, or give it up.
+
+        Raises:
+            DistBackendError: Its time is up.
+        """
+        is_done = False
+        try:
+            is_done = self._completion.wait(limit_s)
+        finally:
+            if not is_done:
+                is_done = self._has_arrived_late()
+        if not is_done:
+            raise self._late(limit_s)
+
+    def _has_arrived_late(self) -> bool:
+        """Give up a message; if it is arriving just now, wait for it and return True."""
+        assert self._cancel is not None
+        if self._cancel(self._completion):
+            return False
+        return bool(self._completion.wait(_ARRIVING_LIMIT_S))
+
+    def _check_objects(self, sender: int) -> None:
+        """Raise if torch would take old bytes of the tensor for the sizes of objects."""
+        lost = self.failed_ranks()
+        if lost and (sender < 0 or sender in lost) and _receives_objects():
+            raise dist.DistBackendError(f"a rank is lost, and has sent no objects: ranks={lost}")
 
     def await_end(self, limit_s: float) -> None:
         """Wait until the operation is done, but not for the results.
@@ -129,6 +173,11 @@ class MooncakeWork(_Work):  # type: ignore[misc]
             f"the operation is not done after {limit_s:g} s: another rank has not called it; "
             "allow more time by the timeout of init_process_group"
         )
+
+    def give_up(self) -> None:
+        """Give up a message that is not done; leave any other operation alone."""
+        if self._cancel is not None and not self._completion.has_ended:
+            self._has_arrived_late()
 
     def settle(self) -> None:
         """Wait until the results are in the tensors, whatever becomes of the operation.
@@ -269,10 +318,19 @@ class CombinedWork(_Work):  # type: ignore[misc]
             self._works[0]._pending.remember(self)
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        """Wait for each operation."""
-        for work in self._works:
-            work.wait(timeout)
+        """Wait for each operation. If one fails, the messages that are not done are given up."""
+        try:
+            for work in self._works:
+                work.wait(timeout)
+        except BaseException:
+            self.give_up()
+            raise
         return True
+
+    def give_up(self) -> None:
+        """Give up the messages that are not done."""
+        for work in self._works:
+            work.give_up()
 
     def synchronize(self) -> None:
         """Do what `wait` does."""
@@ -391,6 +449,18 @@ def _store_unawaited(memory: HostMemory) -> None:
         memory.store()
     except RuntimeError as failure:
         _log.warning("a message that nobody waited for was not put into its tensor: %s", failure)
+
+
+def _receives_objects() -> bool:
+    """Return whether torch calls this to receive objects, of which it gets the sizes first."""
+    frame = sys._getframe(1)
+    for _ in range(_OBJECT_FRAMES):
+        if frame.f_code.co_name in _OBJECT_RECEIVERS:
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
 
 
 def _seconds(timeout: timedelta | float | None) -> float:

@@ -207,9 +207,14 @@ impl CollectiveGroup {
         self.group.peers()
     }
 
-    /// Gives up a receive that has got no message, and returns whether it had got none.
+    /// Gives up a receive unless its bytes arrive just now, and returns whether it was given up.
     fn cancel_receive(&self, completion: &CollectiveCompletion) -> bool {
         self.group.cancel_receive(&completion.0)
+    }
+
+    /// Withdraws a message unless its receiver has taken it, and returns whether it was withdrawn.
+    fn cancel_send(&self, py: Python<'_>, completion: &CollectiveCompletion) -> PyResult<bool> {
+        or_raise(py, detached(py, || self.group.cancel_send(&completion.0)))
     }
 
     /// Makes ranks that wait in `join` members; returns status, epoch, dropped ranks and reason.
