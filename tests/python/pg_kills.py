@@ -46,7 +46,13 @@ class Round:
         self.results: list[Any] = []
         self.seen_at = 0.0
 
-    def finish(self, work: Any, results: list[torch.Tensor], values: list[float]) -> None:
+    def finish(
+        self,
+        work: Any,
+        results: list[torch.Tensor],
+        values: list[float],
+        is_of_victim: bool = False,
+    ) -> None:
         """Wait for an operation. `values` are what the results may be, with the victim first."""
         work.wait()
         for tensor, value in zip(results, values, strict=True):
@@ -58,8 +64,10 @@ class Round:
         if any(failed):
             assert failed == [int(rank == self.victim) for rank in range(self.size)], failed
             assert self.active.tolist() == [1 - hint for hint in failed], self.active
-            self.failures += 1
-            self.seen_at = time.monotonic()
+            # One operation reports the loss, and then each one whose root is the victim.
+            if not (self.failures and is_of_victim):
+                self.failures += 1
+                self.seen_at = time.monotonic()
 
     def add_up(self, count: int) -> None:
         """Add powers of two, so that the sum names the ranks in it."""
@@ -85,7 +93,8 @@ class Round:
     def broadcast(self) -> None:
         """Send a tensor of the victim; it stays -1 if the victim is lost."""
         tensor = torch.full((LARGE,), 7.0 if self.rank == self.victim else -1.0)
-        self.finish(dist.broadcast(tensor, self.victim, async_op=True), [tensor], [7.0])
+        work = dist.broadcast(tensor, self.victim, async_op=True)
+        self.finish(work, [tensor], [7.0], is_of_victim=True)
 
     def exchange(self) -> None:
         """Send a part to each rank."""
