@@ -34,14 +34,20 @@ pub const NEXT_CALL_SPIN_TIME: Duration = Duration::from_micros(200);
 /// For how long a thread that gives way polls without doing so, if replies usually come within that time.
 const AT_ONCE: Duration = Duration::from_micros(20);
 
-/// Pauses after polls without success. Polling ten times per second costs next to nothing.
-const PAUSES: Backoff = Backoff::new(Duration::from_millis(1), Duration::from_millis(100));
+/// Pauses after polls without success. Polling once per second costs next to nothing.
+const PAUSES: Backoff = Backoff::new(Duration::from_millis(1), Duration::from_secs(1));
+
+/// Those of a thread that gives way, whose polling takes little from others.
+const SHORT_PAUSES: Backoff = Backoff::new(Duration::from_millis(1), Duration::from_millis(100));
 
 /// Replies in time for each late one with which a thread goes on polling without pauses.
-const IN_TIME_PER_LATE: u32 = 32;
+const IN_TIME_PER_LATE: u32 = 64;
+
+/// The same for a thread that gives way.
+const FEW_IN_TIME_PER_LATE: u32 = 32;
 
 /// The highest count of late replies: the next pause is the longest.
-const LATE_MAX: u32 = 8 * IN_TIME_PER_LATE;
+const LATE_MAX: u32 = 11;
 
 /// Whether threads of this process poll at all.
 static IS_ENABLED: AtomicBool = AtomicBool::new(true);
@@ -68,7 +74,7 @@ pub struct SpinWait {
     gives_way: bool,
     /// No polling before this time.
     pause_until: Option<Instant>,
-    /// Late replies, each counted [`IN_TIME_PER_LATE`] times, less replies in time.
+    /// Late replies, each counted as often as replies in time make up for it, less replies in time.
     late: u32,
     /// How long replies in time take: the mean of the last few.
     usual: Duration,
@@ -148,9 +154,14 @@ impl SpinWait {
     }
 
     fn record_late(&mut self, now: Instant) {
-        let pause = (self.late / IN_TIME_PER_LATE).checked_sub(1).map(|index| PAUSES.pause(index));
+        let (per_late, pauses) = if self.gives_way {
+            (FEW_IN_TIME_PER_LATE, SHORT_PAUSES)
+        } else {
+            (IN_TIME_PER_LATE, PAUSES)
+        };
+        let pause = (self.late / per_late).checked_sub(1).map(|index| pauses.pause(index));
         self.pause_until = pause.map(|pause| now + pause);
-        self.late = (self.late + IN_TIME_PER_LATE).min(LATE_MAX);
+        self.late = (self.late + per_late).min(LATE_MAX * per_late);
     }
 }
 
@@ -176,11 +187,11 @@ mod tests {
         let (mut spin_wait, now) = (SpinWait::new(ANSWER_SPIN_TIME), Instant::now());
         spin_wait.record_late(now);
         assert_eq!(spin_wait.pause_until, None, "one late reply says little");
-        for pause in [1, 2, 4, 8, 16, 32, 64, 100, 100] {
+        for pause in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 1000] {
             spin_wait.record_late(now);
             assert_eq!(spin_wait.pause_until, Some(now + Duration::from_millis(pause)));
         }
-        for _ in 0..LATE_MAX {
+        for _ in 0..LATE_MAX * IN_TIME_PER_LATE {
             spin_wait.record_in_time(Duration::ZERO);
         }
         spin_wait.record_late(now);
@@ -189,15 +200,15 @@ mod tests {
 
     #[test]
     fn rare_late_replies_cause_no_pauses() {
-        let (mut spin_wait, now) = (SpinWait::new(ANSWER_SPIN_TIME), Instant::now());
+        let (mut spin_wait, now) = (SpinWait::giving_way(), Instant::now());
         for _ in 0..100 {
             spin_wait.record_late(now);
             assert_eq!(spin_wait.pause_until, None);
-            (0..IN_TIME_PER_LATE).for_each(|_| spin_wait.record_in_time(Duration::ZERO));
+            (0..FEW_IN_TIME_PER_LATE).for_each(|_| spin_wait.record_in_time(Duration::ZERO));
         }
         for _ in 0..100 {
             spin_wait.record_late(now);
-            (1..IN_TIME_PER_LATE).for_each(|_| spin_wait.record_in_time(Duration::ZERO));
+            (1..FEW_IN_TIME_PER_LATE).for_each(|_| spin_wait.record_in_time(Duration::ZERO));
         }
         assert!(spin_wait.pause_until > Some(now), "too many are late");
     }
