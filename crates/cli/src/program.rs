@@ -3,7 +3,7 @@
 use std::io::Write as _;
 
 use mooncake_base::{Result, env};
-use mooncake_os::{spin_wait, standard_streams};
+use mooncake_os::spin_wait;
 
 use crate::{CliCommand, log};
 
@@ -27,7 +27,6 @@ impl Program {
         help: impl FnOnce() -> String,
         work: impl FnOnce(S) -> Result<()>,
     ) -> u8 {
-        standard_streams::open_closed();
         // Also if the work panics.
         let _flush = FlushLog;
         let done = command.and_then(|command| match command {

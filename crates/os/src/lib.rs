@@ -6,7 +6,7 @@
 //! In reading order: [`fork`] (resources that a forked child must not touch), [`cpu`] (the number of
 //! CPUs), [`spin_wait`] (busy-polling before a thread sleeps), [`thread`] (niceness and preemptions),
 //! [`memory`] (pages and the memory that is available), [`process`](mod@process) (what the process uses), [`port_holder`](mod@port_holder) (who listens at a port),
-//! [`rlimit`] (the limit of open files), [`standard_streams`] (those that are closed),
+//! [`rlimit`] (the limit of open files),
 //! [`dial`](mod@dial) and [`deadline_stream`] (connections with a deadline), [`acceptor`] (connections of
 //! listeners, bounded in number), [`dedicated_thread`] (connections served by a thread of their own),
 //! [`threads`] (the threads of an owner), [`call_limit`] (the deadline of the call that a
@@ -25,7 +25,6 @@ pub mod port_holder;
 pub mod process;
 pub mod rlimit;
 pub mod spin_wait;
-pub mod standard_streams;
 pub mod thread;
 pub mod threads;
 
