@@ -13,12 +13,14 @@
 
 use std::{
     io,
+    os::fd::AsFd,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
 use mooncake_base::Backoff;
+use rustix::net::RecvFlags;
 
 use crate::cpu::cpu_count;
 
@@ -163,6 +165,17 @@ impl SpinWait {
         self.pause_until = pause.map(|pause| now + pause);
         self.late = (self.late + per_late).min(LATE_MAX * per_late);
     }
+}
+
+/// Looks for bytes that have come to a socket, without waiting and without consuming them: an attempt for
+/// [`SpinWait::poll`]. Returns 0 if the peer has closed the connection.
+///
+/// # Errors
+/// `WouldBlock` if nothing has come, or that of the connection.
+pub fn peek(socket: impl AsFd) -> io::Result<usize> {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let (_, received) = rustix::net::recv(socket, &mut [0_u8; 1], flags)?;
+    Ok(received)
 }
 
 /// Each active thread occupies a CPU, and its peer at the other end occupies another.

@@ -4,14 +4,13 @@
 
 use std::{
     io::{self, Read as _, Write as _},
-    mem::MaybeUninit,
     net::{Shutdown, SocketAddr, TcpStream},
     time::Duration,
 };
 
 use bytes::{Buf as _, BytesMut};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock, Token, sync::Mutex};
-use mooncake_os::spin_wait::SpinWait;
+use mooncake_os::spin_wait::{SpinWait, peek};
 use mooncake_proto::{
     native_frame::{self, FRAME_BYTES_MAX, Filled, GREETING_BYTES_MAX, ServerGreeting},
     native_token,
@@ -366,12 +365,6 @@ pub(super) fn encode(
 
 fn unreachable(source: io::Error) -> Error {
     Error::new(ErrorCode::RPC_FAIL, "the other master cannot be reached").caused_by(source)
-}
-
-/// Looks for bytes that came, without waiting and without consuming them.
-fn peek(stream: &TcpStream) -> io::Result<usize> {
-    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-    SockRef::from(stream).recv_with_flags(&mut [MaybeUninit::uninit()], flags)
 }
 
 fn is_timeout(error: &io::Error) -> bool {

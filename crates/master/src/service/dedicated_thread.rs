@@ -9,7 +9,6 @@
 
 use std::{
     io::{self, Read, Write},
-    mem::MaybeUninit,
     net::Shutdown,
     os::unix::net,
     pin::Pin,
@@ -21,9 +20,8 @@ use std::{
 use mooncake_base::{Error, Result};
 use mooncake_os::{
     dedicated_thread::{BurstDetector, ShutdownOnDrop},
-    spin_wait::{ActiveThread, NEXT_CALL_SPIN_TIME, SpinWait},
+    spin_wait::{ActiveThread, NEXT_CALL_SPIN_TIME, SpinWait, peek},
 };
-use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::UnixStream,
@@ -170,7 +168,7 @@ impl AsyncRead for LocalStream {
                 let room = into.remaining().min(READ_BYTES_MAX);
                 let room = into.initialize_unfilled_to(room);
                 // The read below blocks if no bytes arrived while polling.
-                let _ = spin_wait.poll(|| peek(stream));
+                let _ = spin_wait.poll(|| peek(&**stream));
                 let count = retry_interrupted(|| (&**stream).read(room))?;
                 into.advance(count);
                 Poll::Ready(Ok(()))
@@ -203,12 +201,6 @@ impl AsyncWrite for LocalStream {
             Self::Blocking(blocking) => Poll::Ready(blocking.stream.shutdown(Shutdown::Write)),
         }
     }
-}
-
-/// Returns the number of readable bytes without blocking and without consuming them.
-fn peek(stream: &net::UnixStream) -> io::Result<usize> {
-    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-    SockRef::from(stream).recv_with_flags(&mut [MaybeUninit::uninit()], flags)
 }
 
 /// Repeats a system call while a signal interrupts it.

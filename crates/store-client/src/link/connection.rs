@@ -2,7 +2,6 @@
 
 use std::{
     io::{self, Read, Write},
-    mem::MaybeUninit,
     sync::Arc,
     time::Duration,
 };
@@ -11,7 +10,7 @@ use bytes::BytesMut;
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_os::{
     call_limit,
-    spin_wait::{ANSWER_SPIN_TIME, ActiveThread, SpinWait},
+    spin_wait::{ANSWER_SPIN_TIME, ActiveThread, SpinWait, peek},
 };
 use mooncake_proto::{
     calls::{Method, Repetition},
@@ -227,12 +226,6 @@ fn spin_wait_of_several(method: Method) -> SpinWait {
             SpinWait::new(ANSWER_SPIN_TIME)
         }
     }
-}
-
-/// Peeks at available bytes without waiting and without consuming them.
-fn peek(socket: &Socket) -> io::Result<usize> {
-    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-    socket.recv_with_flags(&mut [MaybeUninit::uninit()], flags)
 }
 
 /// Returns whether a socket time-out or a signal ended the wait; the deadline then decides.
